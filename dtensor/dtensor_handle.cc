@@ -9,7 +9,6 @@
 #include <iostream>
 #include <sstream>
 
-#include "dtensor/dispatch/explain_tensor.h"
 #include "dtensor/dispatch/read_parts.h"
 #include "dtensor/from_local.h"
 #include "dtensor/tensor/representation.h"
@@ -180,8 +179,6 @@ std::string DTensor::to_string() const {
   os << *this;
   return os.str();
 }
-
-std::string DTensor::explain() const { return explain_tensor(tensor_); }
 
 std::ostream& operator<<(std::ostream& os, const DTensor& t) {
   os << first_line(t.spec()) << '\n';

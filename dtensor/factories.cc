@@ -1,13 +1,17 @@
 #include "dtensor/factories.h"
 
+#include <ATen/Context.h>
+#include <ATen/core/Generator.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <functional>
+#include <mutex>
 
 #include "comm/scope.h"
+#include "dtensor/redistribute.h"
 #include "dtensor/redistribution/internal/redistribute_arguments.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
@@ -64,6 +68,22 @@ std::function<void(const at::Tensor&)> constant(const c10::Scalar& value) {
   };
 }
 
+// Of the generators of one device.
+void share_state(const DeviceMesh& mesh, c10::Device of) {
+  at::Generator generator = at::globalContext().defaultGenerator(of);
+  const LocalGuard guard;
+  at::Tensor state;
+  {
+    std::lock_guard lock(generator.mutex());
+    state = generator.get_state();
+  }
+  const at::Tensor shared = distribute_tensor(state, mesh);
+  if (mesh.local_ranks().empty()) return;
+  state = meta_for_read(shared).locals.front().cpu();
+  std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
 }  // namespace
 
 at::Tensor zeros(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, const Placements& placements,
@@ -97,6 +117,16 @@ at::Tensor randn(const std::vector<int64_t>& sizes, const DeviceMesh& mesh, cons
                  const FactoryOptions& options) {
   return make("randn", sizes, mesh, placements, float_dtype(options), options.requires_grad,
               [](const at::Tensor& t) { t.normal_(); });
+}
+
+void share_random_state(const DeviceMesh& mesh) {
+  TORCH_CHECK_VALUE(mesh.defined(), "[share_random_state] no mesh: give a DeviceMesh(world, shape)");
+  const World& world = mesh.world();
+  if (!world.has_data()) return;
+  share_state(mesh, c10::DeviceType::CPU);
+  if (world.device_type() == c10::DeviceType::CPU) return;
+  const auto& ranks = mesh.local_ranks();
+  share_state(mesh, ranks.empty() ? c10::Device(world.device_type(), 0) : world.device(ranks.front()));
 }
 
 }  // namespace dtensor

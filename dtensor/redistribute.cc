@@ -111,7 +111,7 @@ void relayout_(const at::Tensor& tensor, const Placements& placements, const Red
     share_contents(tensor, moved[0]);
     set_ghost_width(tensor, width);
   }
-  if (meta_without_sync(tensor).laid_out_by_engine) set_laid_out_by_user(tensor);
+  mutable_hints(tensor).laid_out_by_engine = false;  // the user chose the layout
 }
 
 RedistributePlan plan_of(const at::Tensor& tensor, const Placements& placements, const RedistributeOptions& options) {

@@ -10,16 +10,15 @@
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/core_fallback.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
-#include "dtensor/dispatch/internal/call_key.h"
 #include "dtensor/dispatch/internal/check_hooks.h"
 #include "dtensor/dispatch/internal/gradient_way.h"
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/dispatch/internal/plain_dispatch.h"
 #include "dtensor/dispatch/internal/replicated_dispatch.h"
-#include "dtensor/dispatch/internal/report_work.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch/reduce_first.h"
+#include "dtensor/dispatch/report_flops.h"
 #include "dtensor/dispatch/written_results.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/cached_layouts.h"
@@ -128,7 +127,7 @@ void push_results(const OpInfo& info, const Decision& decision, const Inputs& in
     if (!decision.outputs[k]) return at::Tensor();
     at::Tensor t = make(k);
     if (!decision.preferred_outputs.empty() && decision.preferred_outputs[k])
-      set_preferred_layout(t, decision.preferred_outputs[k]);
+      mutable_hints(t).preferred_layout = decision.preferred_outputs[k];
     return t;
   };
   size_t k = 0;
@@ -240,7 +239,7 @@ std::vector<RankTensors> run_decided(const OpInfo& info, const Decided& decided,
                                      c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals) {
   auto outputs = run_local(info, *decided.decision, in, args, locals, decided.made_now);
   keep(in, decided);
-  report_work(info, *decided.decision, in, args);
+  report_flops(info, *decided.decision, in, args);
   return outputs;
 }
 

@@ -1,4 +1,4 @@
-// A plain tensor as an argument next to a distributed one: where it counts as replicated, and the error elsewhere.
+// A plain tensor as an argument next to a distributed one: where it counts as replicated, and the errors elsewhere.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,5 +20,9 @@ inline constexpr char kInPlaceOfNested[] =
 // Throws the error about argument `argument` of `function`.
 [[noreturn]] void throw_plain_beside_distributed(std::string_view function, std::string_view argument,
                                                  const at::Tensor& t, const DeviceMesh& mesh);
+
+// Throws the error about assigning `plain` to `self`; the text names what to call instead of torch::load(). REQUIRES:
+// is_dtensor(self).
+[[noreturn]] void throw_plain_in_place_of(std::string_view function, const at::Tensor& self, const at::Tensor& plain);
 
 }  // namespace dtensor::internal

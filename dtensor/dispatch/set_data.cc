@@ -1,10 +1,10 @@
-#include "dtensor/dispatch/set_data.h"
-
+// Assigning a plain tensor to a distributed one.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/_has_compatible_shallow_copy_type_ops.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
+#include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/tensor/representation.h"
@@ -32,7 +32,7 @@ bool has_compatible_type(c10::DispatchKeySet keys, const at::Tensor& self, const
     meta_without_sync(from).storage->shared.store(true, std::memory_order_relaxed);  // now also by `self`
     // A parameter must not be Partial, however its value was computed.
     if (is_leaf_parameter(self) && meta_without_sync(from).spec->has_partial()) {
-      static_cast<DTensorMeta*>(from.unsafeGetTensorImpl()->get_backend_meta())->laid_out_by_engine = true;
+      mutable_hints(from).laid_out_by_engine = true;
     }
   }
   return at::_ops::_has_compatible_shallow_copy_type::redispatch(keys & kBelowThatKey, self, from);

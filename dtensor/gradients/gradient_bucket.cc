@@ -2,11 +2,13 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,6 +27,10 @@
 
 namespace dtensor::internal {
 namespace {
+
+struct GradientBucketLimit {
+  std::atomic<int64_t> bytes{kDefaultGradientBucketBytes};
+};
 
 // The leaves of one backward with gradients in the bucket, and its deferred calls. Used by the threads of that
 // backward.
@@ -205,3 +211,16 @@ void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool
 }
 
 }  // namespace dtensor::internal
+
+namespace dtensor {
+using namespace internal;
+
+void limit_gradient_bucket_bytes(const World& world, int64_t bytes) {
+  TORCH_CHECK_VALUE(bytes >= 0, "[limit_gradient_bucket_bytes] ", bytes,
+                    " bytes: give a limit per rank, or 0 to reduce every gradient by itself");
+  world.attachment<GradientBucketLimit>().bytes = bytes;
+}
+
+int64_t gradient_bucket_bytes(const World& world) { return world.attachment<GradientBucketLimit>().bytes; }
+
+}  // namespace dtensor

@@ -1,6 +1,7 @@
 #include "dtensor/gradients/gradient_layout.h"
 
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -11,15 +12,22 @@
 
 #include "comm/scope.h"
 #include "dtensor/gradients/gradient_bucket.h"
-#include "dtensor/gradients/gradient_hook.h"
 #include "dtensor/gradients/open_gradient.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
 namespace {
+
+// The library's own hooks on leaves.
+class GradientHook : public torch::autograd::FunctionPreHook {};
+
+bool is_ours(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook) {
+  return dynamic_cast<const GradientHook*>(hook.get()) != nullptr;
+}
 
 // Autograd copies a gradient that has other references, such as a hook that keeps it. Copying a deferred gradient would
 // compute it at once, only on the ranks that have such a hook; so autograd gets a handle of its own.
@@ -30,8 +38,7 @@ bool is_late(const at::Tensor& gradient) {
 
 bool has_hooks_of_user(const at::Tensor& leaf) {
   const auto& hooks = torch::autograd::impl::hooks(leaf);
-  const auto others =
-      std::count_if(hooks.begin(), hooks.end(), [](const auto& hook) { return !GradientHook::is_one(*hook); });
+  const auto others = std::count_if(hooks.begin(), hooks.end(), [](const auto& hook) { return !is_ours(hook); });
   const auto& list = torch::autograd::impl::get_autograd_meta(leaf)->cpp_hooks_list_;  // one hook calls all C++ hooks
   return list == nullptr ? others > 0 : others > 1 || !list->empty();
 }
@@ -106,7 +113,6 @@ void keep_gradient_layout(const at::Tensor& leaf) {
   static std::mutex mutex;  // several threads may use a parameter for the first time at once
   std::lock_guard lock(mutex);
   using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
-  const auto is_ours = [](const auto& hook) { return GradientHook::is_one(*hook); };
   // Before the user's hooks: gradients that are not deferred are redistributed to the leaf's layout. (add_hook is for a
   // tensor that has none.)
   Hooks& hooks = torch::autograd::impl::hooks(leaf);
@@ -121,6 +127,14 @@ void keep_gradient_layout(const at::Tensor& leaf) {
   if (sink && std::none_of(sink->pre_hooks().begin(), sink->pre_hooks().end(), is_ours)) {
     sink->add_pre_hook(std::make_unique<GradientLayoutHook>(leaf, /*before_hooks=*/false));
   }
+}
+
+void reduce_partial_parameter(const at::Tensor& leaf, const std::string& op) {
+  const DTensorMeta& meta = meta_without_sync(leaf);
+  if (!meta.laid_out_by_engine || !meta.spec->has_partial()) return;
+  const CommCause cause{op, meta.name ? *meta.name : "parameter",
+                        meta.name ? module_of(meta) : current_scope().module_path, /*implicit=*/true};
+  share_contents(leaf, redistribute_below_autograd(leaf, without_partials(meta.spec->placements()), cause));
 }
 
 at::Tensor gradient_leaf() {

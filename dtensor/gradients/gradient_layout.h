@@ -8,6 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 namespace dtensor::internal {
 
 // Makes sure that gradients of `leaf` (distributed, requires grad, no history) are redistributed to its layout. Cheap
@@ -16,6 +18,12 @@ void keep_gradient_layout(const at::Tensor& leaf);
 
 // True for a tensor to which keep_gradient_layout applies.
 bool is_leaf_parameter(const at::Tensor& t);
+
+// Reduces `leaf` in place, in a collective call, if it is Partial by the engine's choice, as a result of an operator
+// may be: `t.norm(2, 1).detach().requires_grad_()`, or set_data() of it. Optimizers could not write to it, and
+// operators would reduce it again after each step. A parameter that the user made Partial, by from_local(), stays so.
+// `op`: the operator that takes it, for reports. REQUIRES: is_leaf_parameter(leaf).
+void reduce_partial_parameter(const at::Tensor& leaf, const std::string& op);
 
 // Inside backward: the distributed leaf that receives the gradient now being computed directly, and so determines its
 // layout; undefined if there is none.

@@ -145,47 +145,27 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
 }
 
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving) {
-  auto impl = make_impl(std::move(spec), std::move(locals), nullptr, nullptr, std::move(arriving));
-  static_cast<DTensorMeta*>(impl->get_backend_meta())->laid_out_by_engine = true;
-  return at::Tensor(std::move(impl));
-}
-
-void set_laid_out_by_user(const at::Tensor& t) {
-  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->laid_out_by_engine = false;
-}
-
-void set_from_factory(const at::Tensor& t) {
-  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->from_factory = true;
-}
-
-void set_preferred_layout(const at::Tensor& t, SpecPtr preferred_layout) {
-  static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta())->preferred_layout =
-      std::move(preferred_layout);
+  at::Tensor result = make_dtensor(std::move(spec), std::move(locals), nullptr, std::move(arriving));
+  mutable_hints(result).laid_out_by_engine = true;
+  return result;
 }
 
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage, std::shared_ptr<CommWork> arriving) {
   const bool shares = storage == nullptr;
+  const DTensorMeta& of_base = meta_without_sync(base);
   if (shares) {
-    storage = meta_without_sync(base).storage;
+    storage = of_base.storage;
     storage->shared.store(true, std::memory_order_relaxed);
-    if (meta_without_sync(base).arriving && !meta_without_sync(base).arriving->done())
-      arriving = meta_without_sync(base).arriving;
+    if (of_base.arriving && !of_base.arriving->done()) arriving = of_base.arriving;
   }
   auto impl = make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr, std::move(arriving));
   impl->set_storage_offset(offset);
   impl->match_inference_mode(base);
-  if (shares)
-    static_cast<DTensorMeta*>(impl->get_backend_meta())->laid_out_by_engine =
-        meta_without_sync(base).laid_out_by_engine;
   at::Tensor view(std::move(impl));
-  static_cast<DTensorMeta*>(view.unsafeGetTensorImpl()->get_backend_meta())->seen = meta_without_sync(base).seen;
+  mutable_hints(view).laid_out_by_engine = shares && of_base.laid_out_by_engine;
+  mutable_hints(view).seen = of_base.seen;
   return view;
-}
-
-void set_flipped(const at::Tensor& view, ConjNegBits flips) {
-  auto* meta = static_cast<DTensorMeta*>(view.unsafeGetTensorImpl()->get_backend_meta());
-  meta->seen = meta->seen ^ flips;
 }
 
 namespace {

@@ -123,10 +123,12 @@ void wait_for_locals(const DTensorMeta& meta);
 // The same, and reads a copied view again if its base was written to.
 void settle_locals(const DTensorMeta& meta);
 
-// For metadata only: neither waits nor reads again, so the locals may be out of date. REQUIRES: is_dtensor(t).
-inline const DTensorMeta& meta_without_sync(const at::TensorBase& t) {
-  return *static_cast<const DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta());
+// To set hints: laid_out_by_engine, and of a new tensor the members after it. REQUIRES: is_dtensor(t).
+inline DTensorMeta& mutable_hints(const at::TensorBase& t) {
+  return *static_cast<DTensorMeta*>(t.unsafeGetTensorImpl()->get_backend_meta());
 }
+// For metadata only: neither waits nor reads again, so the locals may be out of date. REQUIRES: is_dtensor(t).
+inline const DTensorMeta& meta_without_sync(const at::TensorBase& t) { return mutable_hints(t); }
 inline const SpecPtr& spec_of(const at::TensorBase& t) { return meta_without_sync(t).spec; }
 // To read the locals: they are up to date. May communicate, see settle_locals().
 // Errors: those of the collective that fills in the locals. REQUIRES: is_dtensor(t).
@@ -154,19 +156,11 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
                         std::shared_ptr<CommWork> arriving = nullptr);
 // The same for an operator's result, whose layout the engine chose.
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr);
-// Clears DTensorMeta::laid_out_by_engine: the user chose the layout.
-void set_laid_out_by_user(const at::Tensor& t);
-// Sets DTensorMeta::from_factory of a new tensor.
-void set_from_factory(const at::Tensor& t);
-// Sets DTensorMeta::preferred_layout of a new tensor.
-void set_preferred_layout(const at::Tensor& t, SpecPtr preferred_layout);
 // The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the
 // locals share the memory of the base's, and are available when those are. `offset`: the storage offset that a plain
 // tensor would have. See make_view_of() in view_call.h.
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage = nullptr, std::shared_ptr<CommWork> arriving = nullptr);
-// Sets DTensorMeta::seen of a new view: that of its base, changed by `flips`.
-void set_flipped(const at::Tensor& view, ConjNegBits flips);
 
 ConjNegBits conj_neg_bits(const at::Tensor& plain);
 // Bits of the parts of one tensor. An empty part may have lost them, and is used only if there is no other.

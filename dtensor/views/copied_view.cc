@@ -92,7 +92,7 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
     const ConjNegBits flips{name == "aten::_conj", name == "aten::_neg_view"};
     set_base_of_views(base);
     at::Tensor view = make_view(std::move(spec), std::move(locals), base, offset);
-    set_flipped(view, flips);
+    mutable_hints(view).seen = meta.seen ^ flips;
     return view;
   }
 

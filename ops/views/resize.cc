@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/dispatch/set_data.h"
+#include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/factories.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"

@@ -13,7 +13,6 @@
 #include "dtensor/dispatch/internal/numbers_of_meshes.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/gradients/gradient_layout.h"
-#include "dtensor/gradients/partial_parameter.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/replicate.h"
 

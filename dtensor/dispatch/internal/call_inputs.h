@@ -48,6 +48,9 @@ std::string arg_name(const OpInfo& info, const Inputs& in, int input);
 std::string module_path(const Inputs& in);
 // The call as rules see it.
 OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args);
+// Its key in the strategy cache: operator, specs, context, and the other arguments as far as decisions depend on them.
+CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
+                  c10::ArrayRef<c10::IValue> args);  // call_key.cc
 // The arguments of the local operator on local rank r; locals[k] are the parts of in.tensors[k].
 void fill_local_stack(torch::jit::Stack& stack, const Inputs& in, c10::ArrayRef<c10::IValue> args,
                       const std::vector<RankTensors>& locals, size_t r);

@@ -1,8 +1,9 @@
-#include "dtensor/dispatch/internal/call_key.h"
-
+// make_key().
 #include <c10/core/DefaultDtype.h>
 
 #include <bit>
+
+#include "dtensor/dispatch/internal/call_inputs.h"
 
 namespace dtensor::internal {
 namespace {

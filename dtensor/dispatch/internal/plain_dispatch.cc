@@ -45,7 +45,7 @@ void make_replicated(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   }
   const SpecPtr spec = Spec::get(mesh, Placements(mesh.ndim(), Replicate()), read_meta(first));
   at::Tensor result = make_result(spec, std::move(locals));
-  set_from_factory(result);
+  mutable_hints(result).from_factory = true;
   stack.emplace_back(std::move(result));
 }
 

@@ -1,5 +1,4 @@
-#include "dtensor/dispatch/explain_tensor.h"
-
+// DTensor::explain().
 #include <mutex>
 #include <sstream>
 #include <variant>
@@ -7,13 +6,16 @@
 
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/read_parts.h"
+#include "dtensor/dtensor_handle.h"
 #include "dtensor/ghost_width.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/redistribute_plan.h"
 
-namespace dtensor::internal {
+namespace dtensor {
+using namespace internal;
+
 namespace {
 
 void write_layout(std::ostream& os, const at::Tensor& t) {
@@ -83,16 +85,16 @@ void write_cache(std::ostream& os, const at::Tensor& t) {
 
 }  // namespace
 
-std::string explain_tensor(const at::Tensor& t) {
-  const DTensorMeta& meta = meta_without_sync(t);
+std::string DTensor::explain() const {
+  const DTensorMeta& meta = meta_without_sync(tensor_);
   std::ostringstream os;
   os << meta.spec->to_string();
   if (meta.name) os << ", named " << *meta.name;
   os << '\n';
-  write_layout(os, t);
-  write_state(os, t);
-  write_cache(os, t);
+  write_layout(os, tensor_);
+  write_state(os, tensor_);
+  write_cache(os, tensor_);
   return os.str();
 }
 
-}  // namespace dtensor::internal
+}  // namespace dtensor
