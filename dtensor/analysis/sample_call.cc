@@ -14,6 +14,7 @@
 #include <optional>
 
 #include "absl/hash/hash.h"
+#include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
@@ -31,24 +32,6 @@ c10::OperatorHandle find_operator(const std::string& text) {
   TORCH_CHECK_VALUE(op.has_value(), "[verify_rule] there is no operator '", text,
                     "': say it as \"namespace::name.overload\", \"aten::add.Tensor\"");
   return *op;
-}
-
-// Visits the tensors in a value, to collect or replace them.
-template <typename F>
-c10::IValue with_tensors(const c10::IValue& value, const F& each) {
-  if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(each(value.toTensor())) : value;
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> list;
-    for (const at::Tensor& t : value.toTensorVector()) list.push_back(each(t));
-    return list;
-  }
-  if (value.isOptionalTensorList()) {
-    c10::List<std::optional<at::Tensor>> list;
-    for (const std::optional<at::Tensor>& t : value.toOptionalTensorVector())
-      list.push_back(t && t->defined() ? std::optional(each(*t)) : std::nullopt);
-    return list;
-  }
-  return value;
 }
 
 // The local value of a Partial for one coordinate along a mesh dim, derived from the tensor's values.

@@ -19,7 +19,6 @@
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch/reduce_first.h"
 #include "dtensor/dispatch/report_flops.h"
-#include "dtensor/dispatch/written_results.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/layout_cache/report_reuse.h"

@@ -1,34 +1,26 @@
 #include "dtensor/dispatch/op_info.h"
 
 #include <mutex>
+#include <string_view>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 
 namespace dtensor::internal {
 namespace {
 
 // Operators that share memory with their first argument although their schemas do not declare it.
-bool is_unannotated_view(const std::string& name) {
-  static const auto* const names = new absl::flat_hash_set<std::string>{
-      "aten::_unsafe_view", "aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::unsafe_chunk", "aten::lift"};
-  return names->contains(name);
-}
+constexpr std::string_view kUnannotatedViews[] = {"aten::_unsafe_view", "aten::unsafe_split",
+                                                  "aten::unsafe_split_with_sizes", "aten::unsafe_chunk", "aten::lift"};
 
 // View operators whose local result is a view on every rank, whatever the strides of its part.
-bool always_shares_memory(const std::string& name) {
-  static const auto* const names = new absl::flat_hash_set<std::string>{
-      "aten::alias",     "aten::detach", "aten::diagonal", "aten::expand",           "aten::permute",
-      "aten::select",    "aten::slice",  "aten::split",    "aten::squeeze",          "aten::t",
-      "aten::transpose", "aten::unbind", "aten::unfold",   "aten::split_with_sizes", "aten::unsqueeze"};
-  return names->contains(name);
-}
+constexpr std::string_view kSharesAlways[] = {
+    "aten::alias",     "aten::detach", "aten::diagonal", "aten::expand",           "aten::permute",
+    "aten::select",    "aten::slice",  "aten::split",    "aten::squeeze",          "aten::t",
+    "aten::transpose", "aten::unbind", "aten::unfold",   "aten::split_with_sizes", "aten::unsqueeze"};
 
 // In-place operators that do not read the written argument.
-bool overwrites_self(const std::string& name) {
-  static const auto* const names = new absl::flat_hash_set<std::string>{"aten::fill_", "aten::zero_", "aten::copy_"};
-  return names->contains(name);
-}
+constexpr std::string_view kOverwritesSelf[] = {"aten::fill_", "aten::zero_", "aten::copy_"};
 
 }  // namespace
 
@@ -42,7 +34,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toStri
     arg.written = a.alias_info() != nullptr && a.alias_info()->isWrite();
     arg.out = arg.written && a.is_out();
     has_outs |= arg.out;
-    arg.overwritten = arg.out || (arg.written && overwrites_self(schema.name()));
+    arg.overwritten = arg.out || (arg.written && absl::c_linear_search(kOverwritesSelf, schema.name()));
     any_tensor |= arg.kind != Arg::Kind::kStatic;
     if (a.name() == "device" && arg.kind == Arg::Kind::kStatic) device_arg = static_cast<int>(i);
     args.push_back(arg);
@@ -61,8 +53,8 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toStri
     }
     written_inputs.push_back(written);
   }
-  is_view = is_view || is_unannotated_view(schema.name());
-  always_shares = is_view && always_shares_memory(schema.name());
+  is_view = is_view || absl::c_linear_search(kUnannotatedViews, schema.name());
+  always_shares = is_view && absl::c_linear_search(kSharesAlways, schema.name());
   composite_implicit = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   makes_tensor =
       !any_tensor && schema.returns().size() == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::TensorType;

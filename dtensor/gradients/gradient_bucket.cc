@@ -32,6 +32,12 @@ struct GradientBucketLimit {
   std::atomic<int64_t> bytes{kDefaultGradientBucketBytes};
 };
 
+// Of the largest part.
+int64_t bytes_of(const at::Tensor& t) {
+  const Spec& spec = *spec_of(t);
+  return largest_part_bytes(spec.meta(), Layout(spec.mesh(), spec.placements()));
+}
+
 // The leaves of one backward with gradients in the bucket, and its deferred calls. Used by the threads of that
 // backward.
 class GradientBucket {
@@ -94,10 +100,6 @@ class GradientBucket {
     at::Tensor leaf;
     bool had_gradient;  // before this backward
   };
-  static int64_t bytes_of(const at::Tensor& leaf) {
-    const Spec& spec = *spec_of(leaf);
-    return largest_part_bytes(spec.meta(), Layout(spec.mesh(), spec.placements()));
-  }
 
   std::vector<Waiting> waiting_;
   int64_t bytes_ = 0;
@@ -158,17 +160,10 @@ bool may_wait_in_bucket() {
   return chosen != nullptr && chosen->empty() && !c10::GradMode::is_enabled();
 }
 
-bool fits_bucket(const Spec& gradient, const Spec& leaf) {
-  if (!(gradient.mesh() == leaf.mesh())) return false;
-  const auto part = [](const Spec& spec) {
-    return largest_part_bytes(spec.meta(), Layout(spec.mesh(), spec.placements()));
-  };
-  return part(gradient) <= part(leaf);
-}
-
 bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient) {
   const Spec& from = *spec_of(gradient);
-  if (!may_wait_in_bucket() || !fits_bucket(from, *spec_of(leaf))) return false;
+  const bool fits = from.mesh() == spec_of(leaf)->mesh() && bytes_of(gradient) <= bytes_of(leaf);
+  if (!may_wait_in_bucket() || !fits) return false;
   GradientBucket& bucket = current_bucket();
   const bool is_first = !bucket.holds(leaf), has_gradient = leaf.grad().defined();
   if (is_first) bucket.make_room_for(leaf);

@@ -28,9 +28,6 @@ namespace dtensor::internal {
 // same.
 bool may_wait_in_bucket();
 
-// Whether a gradient in this layout takes no more memory than the parameter's own part.
-bool fits_bucket(const Spec& gradient, const Spec& leaf);
-
 // Inside backward: lets `gradient` pass to `leaf`.grad in its layout, if possible, and redistributes .grad to the
 // leaf's layout before backward() returns. An existing .grad gets the gradient's layout meanwhile (open_gradient.h).
 // Returns false, and does nothing, if that is not possible.

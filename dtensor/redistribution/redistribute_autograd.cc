@@ -69,27 +69,24 @@ struct RedistributeFn : Function<RedistributeFn> {
 };
 
 struct FullTensorFn : Function<FullTensorFn> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements);
-  static variable_list backward(AutogradContext* ctx, variable_list grads);
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
+    const DTensorMeta& meta = meta_without_sync(t);
+    save_layout(ctx, meta.spec, std::move(grad_placements));
+    const at::Tensor whole = redistribute_below_autograd(t, Placements(meta.spec->mesh().ndim(), Replicate()),
+                                                         explicit_cause("full_tensor"));
+    LocalGuard guard;
+    const at::Tensor& local = meta_for_read(whole).locals.front();
+    // The result must not share a rank's own memory: writing to it would change only one of several replicas.
+    return whole.is_same(t) ? local.clone() : local.detach();
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto s = saved_layout(ctx);
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
+    const at::Tensor g = distributed_gradient(grads[0], s->spec->mesh());
+    return {redistribute_as(g, s->placements, explicit_cause("full_tensor")), at::Tensor()};
+  }
 };
-
-at::Tensor FullTensorFn::forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
-  const DTensorMeta& meta = meta_without_sync(t);
-  save_layout(ctx, meta.spec, std::move(grad_placements));
-  const at::Tensor whole =
-      redistribute_below_autograd(t, Placements(meta.spec->mesh().ndim(), Replicate()), explicit_cause("full_tensor"));
-  LocalGuard guard;
-  const at::Tensor& local = meta_for_read(whole).locals.front();
-  // The result must not share a rank's own memory: writing to it would change only one of several replicas.
-  return whole.is_same(t) ? local.clone() : local.detach();
-}
-
-variable_list FullTensorFn::backward(AutogradContext* ctx, variable_list grads) {
-  const auto s = saved_layout(ctx);
-  if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
-  const at::Tensor g = distributed_gradient(grads[0], s->spec->mesh());
-  return {redistribute_as(g, s->placements, explicit_cause("full_tensor")), at::Tensor()};
-}
 
 struct ReplicateFn : Function<ReplicateFn> {
   static at::Tensor forward(AutogradContext*, const at::Tensor& plain, DeviceMesh mesh) {

@@ -1,9 +1,11 @@
-// Looks for a tensor among the arguments of a call.
+// Looks for tensors among the arguments of a call, or replaces them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
+
+#include <optional>
 
 namespace dtensor::internal {
 
@@ -21,6 +23,24 @@ bool any_tensor(c10::ArrayRef<c10::IValue> args, const Predicate& is_wanted) {
     }
   }
   return false;
+}
+
+// The value with each(t) in place of every tensor t, those in lists included, except for undefined and missing ones.
+template <typename F>
+c10::IValue with_tensors(const c10::IValue& value, const F& each) {
+  if (value.isTensor()) return value.toTensor().defined() ? c10::IValue(each(value.toTensor())) : value;
+  if (value.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& t : value.toTensorVector()) list.push_back(each(t));
+    return list;
+  }
+  if (value.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& t : value.toOptionalTensorVector())
+      list.push_back(t && t->defined() ? std::optional(each(*t)) : std::nullopt);
+    return list;
+  }
+  return value;
 }
 
 }  // namespace dtensor::internal

@@ -10,7 +10,6 @@
 #include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/internal/any_tensor.h"
-#include "dtensor/dispatch/internal/numbers_of_meshes.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/tensor/dispatch_scope.h"
@@ -125,10 +124,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     slot.count = static_cast<int>(list.size());
     for (const auto& x : list) add(x.isTensor() ? x.toTensor() : at::Tensor(), i);
   }
-  if (several_meshes) {
-    in.mesh = bring_to_one_mesh(
-        {info, absl::MakeSpan(in.tensors), in.args, [&](size_t k) { return arg_name(info, in, static_cast<int>(k)); }});
-  }
+  if (several_meshes) in.mesh = bring_to_one_mesh(info, in);
   drop_repeated(in);
   if (any_plain && !in.writes_plain) replicate_plain_inputs(info, in);
   return in;

@@ -34,6 +34,12 @@ bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // Plain tensors next to distributed ones become replicated where that is allowed, and are an error elsewhere. REQUIRES:
 // has_dtensor().
 Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+// Brings inputs on several meshes to one, and returns it: that of the inputs with dims or written inputs, or, if there
+// is none, one over all of their ranks. Inputs from another mesh are replicated, in as few collectives as possible,
+// none where its ranks have the value. In backward the same holds for an input with dims that is replicated on more
+// ranks: the gradient of a tensor that was moved to them. Errors (c10::Error): inputs with dims on several meshes, or
+// inputs of several worlds; the text names the arguments, the meshes and their ranks.
+DeviceMesh bring_to_one_mesh(const OpInfo& info, Inputs& in);  // numbers_of_meshes.cc
 // Fills in.context from the tensors and the scope, but for the mutable layouts, which gather_inputs() finds, and the
 // gradient target.
 void note_context(const OpInfo& info, Inputs& in);

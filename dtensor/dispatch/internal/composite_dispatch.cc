@@ -9,7 +9,6 @@
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
-#include "dtensor/dispatch/written_results.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"

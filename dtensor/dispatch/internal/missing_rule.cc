@@ -1,5 +1,3 @@
-#include "dtensor/dispatch/internal/missing_rule.h"
-
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -10,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
+#include "dtensor/dispatch/internal/replicated_dispatch.h"
 #include "dtensor/tensor/representation.h"
 #include "propagation/op_call.h"
 #include "propagation/propagate.h"

@@ -171,18 +171,7 @@ void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
   for (size_t i = 0; i < info.args.size(); ++i) {
     c10::IValue& arg = stack[base + i];
     if (info.args[i].written && arg.isTensor() && !is_dtensor(arg.toTensor())) written.push_back(arg.toTensor());
-    if (info.args[i].kind == OpInfo::Arg::Kind::kTensor && arg.isTensor()) {
-      arg = plain(arg.toTensor());
-    } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && arg.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const auto& x : arg.toListRef()) list.push_back(plain(x.toTensor()));
-      arg = list;
-    } else if (info.args[i].kind == OpInfo::Arg::Kind::kTensorList && arg.isList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const auto& x : arg.toListRef())
-        list.push_back(x.isTensor() ? std::optional<at::Tensor>(plain(x.toTensor())) : std::nullopt);
-      arg = list;
-    }
+    arg = with_tensors(arg, plain);
   }
   run_plain(info, stack);
   for (const at::Tensor& t : written) {

@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "absl/algorithm/container.h"
-#include "dtensor/dispatch/internal/missing_rule.h"
 #include "dtensor/dispatch/internal/same_draws.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/layout_cache/storage_cache.h"

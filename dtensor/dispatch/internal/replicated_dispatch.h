@@ -19,4 +19,8 @@ namespace dtensor::internal {
 
 void run_without_rule(const OpInfo& info, const Inputs& in, torch::jit::Stack& stack);
 
+// The first of these errors: names the call, its origin (module, composite operator, formula of backward), and
+// alternatives.
+[[noreturn]] void throw_missing_rule(const OpInfo& info, const Inputs& in);  // missing_rule.cc
+
 }  // namespace dtensor::internal
