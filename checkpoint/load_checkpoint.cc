@@ -18,7 +18,7 @@
 #include "checkpoint/sharded/part_file.h"
 #include "checkpoint/sharded/wait_for_device.h"
 #include "comm/error_message.h"
-#include "dtensor/dispatch/write_parts.h"
+#include "dtensor/dispatch/local_parts.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/spec.h"

@@ -5,7 +5,7 @@
 
 #include "checkpoint/formats/stored_dtypes.h"
 #include "comm/scope.h"
-#include "dtensor/dispatch/write_parts.h"
+#include "dtensor/dispatch/local_parts.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/redistribution/redistribute_autograd.h"

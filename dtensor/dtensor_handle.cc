@@ -9,7 +9,7 @@
 #include <iostream>
 #include <sstream>
 
-#include "dtensor/dispatch/read_parts.h"
+#include "dtensor/dispatch/local_parts.h"
 #include "dtensor/from_local.h"
 #include "dtensor/tensor/representation.h"
 #include "observe/layout_grid.h"

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "dtensor/dispatch/internal/call_inputs.h"
-#include "dtensor/dispatch/read_parts.h"
+#include "dtensor/dispatch/local_parts.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/ghost_width.h"
 #include "dtensor/gradients/gradient_layout.h"

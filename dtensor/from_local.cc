@@ -15,7 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "comm/group.h"
-#include "dtensor/dispatch/read_parts.h"
+#include "dtensor/dispatch/local_parts.h"
 #include "dtensor/redistribution/internal/check_parts.h"
 #include "dtensor/redistribution/internal/redistribute_arguments.h"
 #include "dtensor/redistribution/internal/saved_layout.h"
@@ -74,7 +74,7 @@ at::Tensor from_parts(const std::vector<at::Tensor>& locals, const DeviceMesh& m
 
 struct ToLocalFn : Function<ToLocalFn> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
-    save_layout(ctx, spec_of(t), std::move(grad_placements));
+    save_for_backward(ctx, SavedLayout{spec_of(t), std::move(grad_placements)});
     ctx->set_materialize_grads(false);  // to know which parts were used
     LocalGuard guard;
     variable_list locals;
@@ -82,8 +82,8 @@ struct ToLocalFn : Function<ToLocalFn> {
     return locals;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto s = saved_layout(ctx);
-    const auto expected = s->spec->with_placements(s->placements);
+    const auto s = saved_for_backward<SavedLayout>(ctx);
+    const auto expected = s.spec->with_placements(s.placements);
     check_replicas(*expected, grads);
     for (size_t i = 0; i < grads.size(); ++i) {
       if (grads[i].defined()) {  // autograd passes one tensor to several inputs with the same gradient
@@ -91,21 +91,21 @@ struct ToLocalFn : Function<ToLocalFn> {
         continue;
       }
       const Shape shape = expected->local_shape(static_cast<int64_t>(i));
-      const auto& mesh = s->spec->mesh();
+      const auto& mesh = s.spec->mesh();
       grads[i] =
           at::zeros(c10::IntArrayRef(shape.data(), shape.size()),
-                    at::TensorOptions().dtype(s->spec->dtype()).device(mesh.world().device(mesh.local_ranks()[i])));
+                    at::TensorOptions().dtype(s.spec->dtype()).device(mesh.world().device(mesh.local_ranks()[i])));
     }
     FromLocalOptions options;
-    options.shape.emplace(s->spec->sizes().begin(), s->spec->sizes().end());
-    return {from_parts(grads, s->spec->mesh(), s->placements, options, /*fresh=*/true), at::Tensor()};
+    options.shape.emplace(s.spec->sizes().begin(), s.spec->sizes().end());
+    return {from_parts(grads, s.spec->mesh(), s.placements, options, /*fresh=*/true), at::Tensor()};
   }
 };
 
 struct FromLocalFn : Function<FromLocalFn> {
   static at::Tensor forward(AutogradContext* ctx, at::TensorList locals, SpecPtr spec, Placements grad_placements,
                             bool fresh) {
-    save_layout(ctx, spec, std::move(grad_placements));
+    save_for_backward(ctx, SavedLayout{spec, std::move(grad_placements)});
     LocalGuard guard;
     // Ranks must not share memory: an in-place operator would be applied to it several times.
     const std::vector<bool> shared = fresh ? std::vector<bool>(locals.size()) : which_overlap(locals);
@@ -116,16 +116,16 @@ struct FromLocalFn : Function<FromLocalFn> {
     return result;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto s = saved_layout(ctx);
-    const size_t n = s->spec->mesh().local_ranks().size();
+    const auto s = saved_for_backward<SavedLayout>(ctx);
+    const size_t n = s.spec->mesh().local_ranks().size();
     variable_list result(n + 3);
     if (!grads[0].defined()) return result;
-    const at::Tensor g = distributed_gradient(grads[0], s->spec->mesh());
-    auto locals = to_local(redistribute_as(g, s->placements, explicit_cause("from_local")));
+    const at::Tensor g = distributed_gradient(grads[0], s.spec->mesh());
+    auto locals = to_local(redistribute_as(g, s.placements, explicit_cause("from_local")));
     double share = 1;  // an average weighs every addend by 1 / n
-    for (int64_t m = 0; m < s->spec->mesh().ndim(); ++m) {
-      const Placement& p = s->spec->placements()[m];
-      if (p.is_partial() && p.reduce_op() == ReduceOp::kAvg) share /= static_cast<double>(s->spec->mesh().size(m));
+    for (int64_t m = 0; m < s.spec->mesh().ndim(); ++m) {
+      const Placement& p = s.spec->placements()[m];
+      if (p.is_partial() && p.reduce_op() == ReduceOp::kAvg) share /= static_cast<double>(s.spec->mesh().size(m));
     }
     if (share != 1) {
       for (auto& local : locals) local = local * share;
@@ -144,11 +144,6 @@ Shape infer_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh,
   for (size_t i = 0; i < count; ++i) sizes.emplace_back(locals[i].sizes().begin(), locals[i].sizes().end());
   if (all_here) return add_up(sizes, absl::MakeConstSpan(mesh.local_ranks()).first(count), mesh, placements);
   return scaled_up(sizes[0], mesh, placements);
-}
-
-// Dense strides of a tensor of these sizes, with its dims in the order of the given strides.
-std::vector<int64_t> dense_in_order_of(c10::IntArrayRef strides, const Shape& sizes) {
-  return at::infer_dense_strides(c10::IntArrayRef(sizes.data(), sizes.size()), strides);
 }
 
 bool same_steps(const at::Tensor& t, const std::vector<int64_t>& strides) {

@@ -1,6 +1,5 @@
 #include "dtensor/meta_device.h"
 
-#include <ATen/ExpandUtils.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -23,12 +22,6 @@ SpecPtr with_mesh(const SpecPtr& spec, const DeviceMesh& mesh) {
   return Spec::get(mesh, spec->placements(), spec->meta());
 }
 
-// Strides of a part in memory of its own.
-std::vector<int64_t> strides_in_order_of(const Spec& spec, const Shape& sizes) {
-  return at::infer_dense_strides(c10::IntArrayRef(sizes.data(), sizes.size()),
-                                 c10::IntArrayRef(spec.strides().data(), spec.strides().size()));
-}
-
 // Uninitialized parts.
 at::Tensor allocated(const SpecPtr& spec) {
   RankTensors locals;
@@ -37,7 +30,7 @@ at::Tensor allocated(const SpecPtr& spec) {
   for (size_t i = 0; i < mesh.local_ranks().size(); ++i) {
     const Shape sizes = spec->local_shape(static_cast<int64_t>(i));
     locals.push_back(
-        at::empty_strided(c10::IntArrayRef(sizes.data(), sizes.size()), strides_in_order_of(*spec, sizes),
+        at::empty_strided(c10::IntArrayRef(sizes.data(), sizes.size()), dense_in_order_of(spec->strides(), sizes),
                           at::TensorOptions().dtype(spec->dtype()).device(mesh.world().device(mesh.local_ranks()[i]))));
   }
   return make_dtensor(spec, std::move(locals));

@@ -4,15 +4,15 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/custom_class.h>
 
 #include <algorithm>
 #include <utility>
 
-#include "dtensor/dispatch/read_parts.h"
+#include "dtensor/dispatch/local_parts.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribution/internal/executor.h"
+#include "dtensor/redistribution/internal/saved_layout.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
@@ -25,14 +25,13 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-struct Move : torch::CustomClassHolder {
+struct Move {
   std::vector<int64_t> sizes;
   c10::ScalarType dtype = c10::ScalarType::Float;
   Layout from, to;
   RedistributePartsOptions options;
   std::vector<size_t> counts;  // number of source tensors per rank
 };
-using MovePtr = c10::intrusive_ptr<Move>;
 
 variable_list flat(const RankPieces& pieces) {
   variable_list tensors;
@@ -67,22 +66,21 @@ RankPieces run(const Move& move, RankPieces parts) {
 
 struct RedistributePartsFn : Function<RedistributePartsFn> {
   // The last of `tensors` is an empty one: on a rank without parts, autograd would otherwise skip the backward.
-  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, MovePtr move) {
-    RankPieces results = run(*move, grouped(tensors, move->counts));
-    auto back = c10::make_intrusive<Move>(*move);
-    std::swap(back->from, back->to);
-    if (!back->to.is_boxes()) back->to = Layout(back->to.mesh(), without_partials(back->to.placements()));
-    back->counts = counts_of(results);
-    ctx->saved_data["dtensor"] = c10::IValue::make_capsule(std::move(back));
+  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, Move move) {
+    RankPieces results = run(move, grouped(tensors, move.counts));
+    std::swap(move.from, move.to);
+    if (!move.to.is_boxes()) move.to = Layout(move.to.mesh(), without_partials(move.to.placements()));
+    move.counts = counts_of(results);
+    save_for_backward(ctx, std::move(move));
     return flat(results);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto move = c10::static_intrusive_pointer_cast<Move>(ctx->saved_data.at("dtensor").toCapsule());
-    RedistributePartsOptions options = move->options;
+    const auto move = saved_for_backward<Move>(ctx);
+    RedistributePartsOptions options = move.options;
     options.requires_grad = c10::GradMode::is_enabled();
     variable_list result =
-        flat(redistribute_parts(grouped(grads, move->counts), move->sizes, move->dtype, move->from, move->to, options));
+        flat(redistribute_parts(grouped(grads, move.counts), move.sizes, move.dtype, move.from, move.to, options));
     result.resize(result.size() + 2);
     return result;
   }
@@ -111,18 +109,12 @@ void check_all_can_go_back(const Layout& from, const Layout& to, const Redistrib
 RankPieces redistribute_parts(const RankPieces& parts, c10::IntArrayRef sizes, c10::ScalarType dtype,
                               const Layout& from, const Layout& to, const RedistributePartsOptions& options) {
   check_options(options);
-  auto move = c10::make_intrusive<Move>();
-  move->sizes = sizes.vec();
-  move->dtype = dtype;
-  move->from = from;
-  move->to = to;
-  move->options = options;
-  move->counts = counts_of(parts);
+  Move move{sizes.vec(), dtype, from, to, options, counts_of(parts)};
   variable_list tensors = flat(parts);
   const bool requires_grad =
       c10::GradMode::is_enabled() &&
       (options.requires_grad || std::any_of(tensors.begin(), tensors.end(), [](auto& t) { return t.requires_grad(); }));
-  if (!requires_grad) return run(*move, parts);
+  if (!requires_grad) return run(move, parts);
   check_all_can_go_back(from, to, options);
   {
     const c10::impl::ExcludeDispatchKeyGuard plain(kDTensorKey);  // also inside a MeshScope

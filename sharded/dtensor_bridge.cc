@@ -6,7 +6,7 @@
 #include <map>
 #include <set>
 
-#include "dtensor/dispatch/read_parts.h"
+#include "dtensor/dispatch/local_parts.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute_parts.h"

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/custom_class.h>
 
 #include <algorithm>
 #include <utility>
@@ -21,8 +20,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-// State for the backward, as an object, since autograd's contexts store only IValues.
-struct SavedForBackward : torch::CustomClassHolder {
+struct SavedForBackward {
   std::vector<Layout> to;
   CommCause cause;
   RedistributeOptions options;
@@ -31,14 +29,13 @@ struct SavedForBackward : torch::CustomClassHolder {
 struct RedistributeFn : Function<RedistributeFn> {
   static variable_list forward(AutogradContext* ctx, at::TensorList tensors, c10::ArrayRef<Layout> to, CommCause cause,
                                RedistributeOptions options) {
-    auto back = c10::make_intrusive<SavedForBackward>();
+    SavedForBackward back{{}, cause, {}};
     for (const at::Tensor& t : tensors) {
       const Spec& spec = *spec_of(t);
-      back->to.emplace_back(spec.mesh(), without_partials(spec.placements()));
+      back.to.emplace_back(spec.mesh(), without_partials(spec.placements()));
     }
-    back->cause = cause;
-    back->options.max_bytes = options.max_bytes;
-    ctx->saved_data["dtensor"] = c10::IValue::make_capsule(std::move(back));
+    back.options.max_bytes = options.max_bytes;
+    save_for_backward(ctx, std::move(back));
     variable_list results = redistribute_below_autograd(tensors, to, cause, options);
     variable_list constant;
     for (size_t i = 0; i < results.size(); ++i) {
@@ -50,7 +47,7 @@ struct RedistributeFn : Function<RedistributeFn> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto back = c10::static_intrusive_pointer_cast<SavedForBackward>(ctx->saved_data.at("dtensor").toCapsule());
+    const auto back = saved_for_backward<SavedForBackward>(ctx);
     std::vector<size_t> index;
     std::vector<at::Tensor> defined;
     std::vector<Layout> to;
@@ -58,10 +55,10 @@ struct RedistributeFn : Function<RedistributeFn> {
       if (!grads[i].defined()) continue;
       index.push_back(i);
       // A plain gradient is the same on every rank, also on those of the other mesh.
-      defined.push_back(distributed_gradient(grads[i], back->to[i].mesh()));
-      to.push_back(back->to[i]);
+      defined.push_back(distributed_gradient(grads[i], back.to[i].mesh()));
+      to.push_back(back.to[i]);
     }
-    const auto moved = redistribute_as(defined, to, back->cause, back->options);
+    const auto moved = redistribute_as(defined, to, back.cause, back.options);
     variable_list result(grads.size() + 3);
     for (size_t k = 0; k < index.size(); ++k) result[index[k]] = moved[k];
     return result;
@@ -71,7 +68,7 @@ struct RedistributeFn : Function<RedistributeFn> {
 struct FullTensorFn : Function<FullTensorFn> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, Placements grad_placements) {
     const DTensorMeta& meta = meta_without_sync(t);
-    save_layout(ctx, meta.spec, std::move(grad_placements));
+    save_for_backward(ctx, SavedLayout{meta.spec, std::move(grad_placements)});
     const at::Tensor whole = redistribute_below_autograd(t, Placements(meta.spec->mesh().ndim(), Replicate()),
                                                          explicit_cause("full_tensor"));
     LocalGuard guard;
@@ -81,10 +78,10 @@ struct FullTensorFn : Function<FullTensorFn> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto s = saved_layout(ctx);
+    const auto s = saved_for_backward<SavedLayout>(ctx);
     if (!grads[0].defined()) return {at::Tensor(), at::Tensor()};
-    const at::Tensor g = distributed_gradient(grads[0], s->spec->mesh());
-    return {redistribute_as(g, s->placements, explicit_cause("full_tensor")), at::Tensor()};
+    const at::Tensor g = distributed_gradient(grads[0], s.spec->mesh());
+    return {redistribute_as(g, s.placements, explicit_cause("full_tensor")), at::Tensor()};
   }
 };
 

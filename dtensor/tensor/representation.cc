@@ -1,5 +1,6 @@
 #include "dtensor/tensor/representation.h"
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/ops/_conj.h>
 #include <ATen/ops/_neg_view.h>
 
@@ -221,6 +222,10 @@ at::Tensor with_conj_neg(at::Tensor t, ConjNegBits bits) {
   if (bits.conj) t = at::_conj(t);
   if (bits.neg) t = at::_neg_view(t);
   return t;
+}
+
+std::vector<int64_t> dense_in_order_of(c10::IntArrayRef strides, const Shape& sizes) {
+  return at::infer_dense_strides(c10::IntArrayRef(sizes.data(), sizes.size()), strides);
 }
 
 std::string module_of(const DTensorMeta& meta) {

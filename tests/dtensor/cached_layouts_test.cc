@@ -4,7 +4,7 @@
 #include <functional>
 #include <stdexcept>
 
-#include "dtensor/dispatch/write_parts.h"
+#include "dtensor/dispatch/local_parts.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"

@@ -5,7 +5,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "comm/comm_work.h"
-#include "dtensor/dispatch/read_parts.h"
+#include "dtensor/dispatch/local_parts.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"

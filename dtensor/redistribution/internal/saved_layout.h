@@ -1,4 +1,4 @@
-// Saves a layout in autograd's context, for the backward of conversions between plain and distributed tensors.
+// Saves a value, or a layout, in autograd's context, for backward.
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>
@@ -11,20 +11,24 @@
 namespace dtensor::internal {
 
 // A holder, since contexts store only IValues.
-struct SavedLayout : torch::CustomClassHolder {
+template <typename T>
+struct Saved : torch::CustomClassHolder {
+  explicit Saved(T saved) : value(std::move(saved)) {}
+  const T value;
+};
+
+template <typename T>
+void save_for_backward(torch::autograd::AutogradContext* ctx, T value) {
+  ctx->saved_data["dtensor"] = c10::IValue::make_capsule(c10::make_intrusive<Saved<T>>(std::move(value)));
+}
+template <typename T>
+T saved_for_backward(torch::autograd::AutogradContext* ctx) {
+  return static_cast<const Saved<T>&>(*ctx->saved_data.at("dtensor").toCapsule()).value;
+}
+
+struct SavedLayout {
   SpecPtr spec;
   Placements placements;
 };
-
-inline void save_layout(torch::autograd::AutogradContext* ctx, SpecPtr spec, Placements placements) {
-  auto saved = c10::make_intrusive<SavedLayout>();
-  saved->spec = std::move(spec);
-  saved->placements = std::move(placements);
-  ctx->saved_data["dtensor"] = c10::IValue::make_capsule(saved);
-}
-
-inline c10::intrusive_ptr<SavedLayout> saved_layout(torch::autograd::AutogradContext* ctx) {
-  return c10::static_intrusive_pointer_cast<SavedLayout>(ctx->saved_data.at("dtensor").toCapsule());
-}
 
 }  // namespace dtensor::internal

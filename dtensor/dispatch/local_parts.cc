@@ -1,4 +1,4 @@
-#include "dtensor/dispatch/read_parts.h"
+#include "dtensor/dispatch/local_parts.h"
 
 #include <c10/util/Exception.h>
 
@@ -29,6 +29,24 @@ void allow_user_writes(const at::Tensor& t) {
   storage.user_may_write = true;
   mark_written(storage);
   if (CallHook* hook = CallHook::watching()) hook->before_unseen_writes(storage);
+}
+
+void write_parts(c10::ArrayRef<at::Tensor> tensors, std::string_view op, const std::function<void()>& write) {
+  for (const at::Tensor& t : tensors) {
+    if (CallHook* hook = CallHook::watching(); hook != nullptr && is_dtensor(t)) hook->before_write(t);
+  }
+  try {
+    write();
+  } catch (...) {
+    for (const at::Tensor& t : tensors) {
+      if (is_dtensor(t)) mark_written(*meta_without_sync(t).storage);
+    }
+    throw;
+  }
+  for (const at::Tensor& t : tensors) {
+    if (is_dtensor(t)) note_write(t, op);
+    if (!t.is_inference()) t.unsafeGetTensorImpl()->bump_version();
+  }
 }
 
 }  // namespace dtensor::internal
