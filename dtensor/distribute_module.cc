@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "dtensor/dispatch/internal/check_hooks.h"
 #include "dtensor/hook_watch.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/tensor/representation.h"

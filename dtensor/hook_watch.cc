@@ -26,4 +26,9 @@ void watch_hooks(const torch::nn::Module& module, const std::shared_ptr<HookWatc
   for (const at::Tensor& t : module.buffers()) watch(t, hooks);
 }
 
+void keep_hook_watches(const at::Tensor& from, const at::Tensor& to) {
+  auto& present = meta_without_sync(to).storage->hook_watches;
+  if (is_dtensor(from) && !present) present = meta_without_sync(from).storage->hook_watches;
+}
+
 }  // namespace dtensor::internal

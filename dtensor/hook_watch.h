@@ -36,5 +36,7 @@ using HookWatches = std::vector<std::shared_ptr<HookWatch>>;
 
 // Marks the distributed parameters and buffers of `module` and its submodules. May be repeated.
 void watch_hooks(const torch::nn::Module& module, const std::shared_ptr<HookWatch>& watch);
+// Copies the watches of `from` to `to`, if `to` has none. REQUIRES: is_dtensor(to).
+void keep_hook_watches(const at::Tensor& from, const at::Tensor& to);
 
 }  // namespace dtensor::internal

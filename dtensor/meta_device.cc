@@ -46,7 +46,7 @@ void check(const std::string& name, const at::Tensor& t) {
 }
 
 void allocate(const at::Tensor& t, Made& made) {
-  if (!t.defined() || !is_dtensor(t) || !spec_of(t)->mesh().world().is_meta()) return;
+  if (!is_dtensor(t) || !spec_of(t)->mesh().world().is_meta()) return;
   const DTensorMeta& meta = meta_without_sync(t);
   at::Tensor& data = made[{meta.storage, meta.spec}];
   if (!data.defined()) data = allocated(with_mesh(meta.spec, meta.spec->mesh().with_data()));
@@ -68,7 +68,7 @@ void to_empty(torch::nn::Module& module) {
 }
 
 at::Tensor to_empty(const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(tensor.defined() && is_dtensor(tensor), "[to_empty] the tensor is not distributed");
+  TORCH_CHECK_VALUE(is_dtensor(tensor), "[to_empty] the tensor is not distributed");
   const SpecPtr& spec = spec_of(tensor);
   if (!spec->mesh().world().is_meta()) return tensor;
   at::Tensor result = allocated(with_mesh(spec, spec->mesh().with_data()));
@@ -77,7 +77,7 @@ at::Tensor to_empty(const at::Tensor& tensor) {
 }
 
 at::Tensor to_meta(const at::Tensor& tensor) {
-  TORCH_CHECK_VALUE(tensor.defined() && is_dtensor(tensor), "[to_meta] the tensor is not distributed");
+  TORCH_CHECK_VALUE(is_dtensor(tensor), "[to_meta] the tensor is not distributed");
   const SpecPtr& spec = spec_of(tensor);
   at::Tensor result = make_dtensor(with_mesh(spec, spec->mesh().meta()), {});
   if (tensor.is_leaf()) result.set_requires_grad(tensor.requires_grad());

@@ -6,9 +6,9 @@
 #include <string>
 #include <utility>
 
-#include "dtensor/dispatch/internal/check_hooks.h"
 #include "dtensor/ghost_width.h"
 #include "dtensor/gradients/gradient_layout.h"
+#include "dtensor/hook_watch.h"
 #include "dtensor/redistribution/internal/redistribute_arguments.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"

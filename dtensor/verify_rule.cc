@@ -99,7 +99,7 @@ class Verifier {
     if (std::any_of(call_.tensors().begin(), call_.tensors().end(), is_empty)) return;
     Layouts out;
     for (const at::Tensor& t : results.tensors) {
-      if (t.defined() && is_dtensor(t)) out.push_back(spec_of(t)->placements());
+      if (is_dtensor(t)) out.push_back(spec_of(t)->placements());
     }
     local_.insert(absl::StrCat(text_of(layouts), " -> ", text_of(out)));
   }

@@ -29,6 +29,11 @@ bool is_ours(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook) {
   return dynamic_cast<const GradientHook*>(hook.get()) != nullptr;
 }
 
+CommCause cause_of(const std::string& op, const DTensorMeta& leaf, const char* unnamed = "") {
+  return {op, leaf.name ? *leaf.name : unnamed, leaf.name ? module_of(leaf) : current_scope().module_path,
+          /*implicit=*/true};
+}
+
 // Autograd copies a gradient that has other references, such as a hook that keeps it. Copying a deferred gradient would
 // compute it at once, only on the ranks that have such a hook; so autograd gets a handle of its own.
 bool is_late(const at::Tensor& gradient) {
@@ -87,11 +92,7 @@ class GradientLayoutHook final : public GradientHook {
     }
     if (is_there) return gradient;
     if (put_in_bucket(leaf, gradient)) return before_hooks_ ? for_hooks(leaf, gradient) : gradient;
-    CommCause cause;
-    cause.op = "gradient";
-    cause.argument = meta.name ? *meta.name : "";
-    cause.module_path = meta.name ? module_of(meta) : current_scope().module_path;
-    return redistribute_as(at::TensorList(&gradient, 1), c10::ArrayRef<Layout>(home), cause)[0];
+    return redistribute_as(at::TensorList(&gradient, 1), c10::ArrayRef<Layout>(home), cause_of("gradient", meta))[0];
   }
 
   // The hook belongs to the leaf, or to the node that holds it. A weak pointer would keep Python from swapping the leaf
@@ -132,8 +133,7 @@ void keep_gradient_layout(const at::Tensor& leaf) {
 void reduce_partial_parameter(const at::Tensor& leaf, const std::string& op) {
   const DTensorMeta& meta = meta_without_sync(leaf);
   if (!meta.laid_out_by_engine || !meta.spec->has_partial()) return;
-  const CommCause cause{op, meta.name ? *meta.name : "parameter",
-                        meta.name ? module_of(meta) : current_scope().module_path, /*implicit=*/true};
+  const CommCause cause = cause_of(op, meta, "parameter");
   share_contents(leaf, redistribute_below_autograd(leaf, without_partials(meta.spec->placements()), cause));
 }
 

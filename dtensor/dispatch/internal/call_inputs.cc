@@ -60,7 +60,7 @@ namespace {
 // Takes the mutable layouts away from inputs that occur twice: they would change their layout in one place only.
 void drop_repeated(Inputs& in) {
   const auto memory_of_input = [](const at::Tensor& t) {
-    return t.defined() && is_dtensor(t) ? meta_without_sync(t).storage.get() : nullptr;
+    return is_dtensor(t) ? meta_without_sync(t).storage.get() : nullptr;
   };
   const auto occurs_again = [&](int k) {
     return std::count_if(in.tensors.begin(), in.tensors.end(),

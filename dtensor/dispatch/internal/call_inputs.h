@@ -40,6 +40,11 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // ranks: the gradient of a tensor that was moved to them. Errors (c10::Error): inputs with dims on several meshes, or
 // inputs of several worlds; the text names the arguments, the meshes and their ranks.
 DeviceMesh bring_to_one_mesh(const OpInfo& info, Inputs& in);  // numbers_of_meshes.cc
+// Error (c10::Error): `info` computes with a tensor whose module has hooks (hook_watch.h) and another one, and the
+// hooks have not run. Not in backward. An operator that reads only parameters, writes to them, takes lists of them, or
+// is pointwise on tensors of one shape (an optimizer, an average, a distance from former values) does not count as
+// forward.
+void check_hooks_ran(const OpInfo& info, const Inputs& in);  // check_hooks.cc
 // Fills in.context from the tensors and the scope, but for the mutable layouts, which gather_inputs() finds, and the
 // gradient target.
 void note_context(const OpInfo& info, Inputs& in);

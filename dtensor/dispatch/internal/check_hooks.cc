@@ -1,5 +1,4 @@
-#include "dtensor/dispatch/internal/check_hooks.h"
-
+// Finds computations with parameters whose module has hooks that never ran (hook_watch.h).
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -15,7 +14,7 @@ namespace {
 
 // The hooks that should have run before an operator computes with `t`.
 const HookWatch* open_watch(const at::Tensor& t) {
-  if (!t.defined() || !is_dtensor(t)) return nullptr;
+  if (!is_dtensor(t)) return nullptr;
   const auto& watches = meta_without_sync(t).storage->hook_watches;
   if (!watches) return nullptr;
   const auto open = std::find_if(watches->begin(), watches->end(), [](const auto& w) { return !w->over(); });
@@ -35,11 +34,6 @@ bool is_update(const OpInfo& info, const Inputs& in) {
 }
 
 }  // namespace
-
-void keep_hook_watches(const at::Tensor& from, const at::Tensor& to) {
-  auto& present = meta_without_sync(to).storage->hook_watches;
-  if (is_dtensor(from) && !present) present = meta_without_sync(from).storage->hook_watches;
-}
 
 void check_hooks_ran(const OpInfo& info, const Inputs& in) {
   if (in_backward()) return;

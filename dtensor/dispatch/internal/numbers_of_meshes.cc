@@ -33,7 +33,7 @@ DeviceMesh mesh_of_call(const OpInfo& info, const Inputs& in) {
   std::optional<size_t> first;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
-    if (!t.defined() || !is_dtensor(t) || is_movable(info, in, k)) continue;
+    if (!is_dtensor(t) || is_movable(info, in, k)) continue;
     if (!first) first = k;
     const DeviceMesh &mesh = spec_of(t)->mesh(), &other = spec_of(in.tensors[*first])->mesh();
     TORCH_CHECK(mesh == other, info.name, ": argument '", arg_name(info, in, static_cast<int>(k)), "' is on ",
@@ -46,7 +46,7 @@ DeviceMesh mesh_of_call(const OpInfo& info, const Inputs& in) {
   // Of those with dims, in backward, the one whose ranks all others include.
   DeviceMesh least;
   for (const at::Tensor& t : in.tensors) {
-    if (!t.defined() || !is_dtensor(t) || t.dim() == 0) continue;
+    if (!is_dtensor(t) || t.dim() == 0) continue;
     if (!least.defined() || spec_of(t)->mesh().ranks().size() < least.ranks().size()) least = spec_of(t)->mesh();
   }
   return least;
@@ -56,14 +56,14 @@ DeviceMesh mesh_of_call(const OpInfo& info, const Inputs& in) {
 DeviceMesh mesh_over_all(const Inputs& in, const World& world) {
   std::vector<int64_t> ranks;
   for (const at::Tensor& t : in.tensors) {
-    if (!t.defined() || !is_dtensor(t)) continue;
+    if (!is_dtensor(t)) continue;
     const auto& own = spec_of(t)->mesh().ranks();
     ranks.insert(ranks.end(), own.begin(), own.end());
   }
   std::sort(ranks.begin(), ranks.end());
   ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
   for (const at::Tensor& t : in.tensors) {
-    if (t.defined() && is_dtensor(t) && spec_of(t)->mesh().ranks().size() == ranks.size()) return spec_of(t)->mesh();
+    if (is_dtensor(t) && spec_of(t)->mesh().ranks().size() == ranks.size()) return spec_of(t)->mesh();
   }
   const auto size = static_cast<int64_t>(ranks.size());
   return DeviceMesh(world, {size}, {"all"}, std::move(ranks));
@@ -72,13 +72,13 @@ DeviceMesh mesh_over_all(const Inputs& in, const World& world) {
 }  // namespace
 
 DeviceMesh bring_to_one_mesh(const OpInfo& info, Inputs& in) {
-  const auto first = std::find_if(in.tensors.begin(), in.tensors.end(),
-                                  [](const at::Tensor& t) { return t.defined() && is_dtensor(t); });
+  const auto first =
+      std::find_if(in.tensors.begin(), in.tensors.end(), [](const at::Tensor& t) { return is_dtensor(t); });
   const DeviceMesh given = spec_of(*first)->mesh();
   DeviceMesh mesh = mesh_of_call(info, in);
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
-    if (!t.defined() || !is_dtensor(t)) continue;
+    if (!is_dtensor(t)) continue;
     TORCH_CHECK(spec_of(t)->mesh().world() == given.world(), info.name, ": argument '",
                 arg_name(info, in, static_cast<int>(k)), "' is on ", with_ranks(spec_of(t)->mesh()),
                 " and another argument on ", with_ranks(given),
@@ -87,7 +87,7 @@ DeviceMesh bring_to_one_mesh(const OpInfo& info, Inputs& in) {
   if (!mesh.defined()) mesh = mesh_over_all(in, given.world());
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
-    if (!t.defined() || !is_dtensor(t) || t.dim() == 0 || contains_all(spec_of(t)->mesh(), mesh)) continue;
+    if (!is_dtensor(t) || t.dim() == 0 || contains_all(spec_of(t)->mesh(), mesh)) continue;
     TORCH_CHECK(false, info.name, ": argument '", arg_name(info, in, static_cast<int>(k)), "' is on ",
                 with_ranks(spec_of(t)->mesh()), " and another argument on ", with_ranks(mesh),
                 ". A gradient can be taken to another mesh only if its ranks have it: redistribute it before.");
@@ -96,7 +96,7 @@ DeviceMesh bring_to_one_mesh(const OpInfo& info, Inputs& in) {
   std::vector<size_t> numbers;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
-    if (!t.defined() || !is_dtensor(t) || spec_of(t)->mesh() == mesh) continue;
+    if (!is_dtensor(t) || spec_of(t)->mesh() == mesh) continue;
     moving.push_back(t);
     numbers.push_back(k);
   }

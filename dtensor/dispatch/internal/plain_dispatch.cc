@@ -99,19 +99,23 @@ bool from_factories_alone(c10::ArrayRef<c10::IValue> args) {
   return !any_tensor(args, [](const at::Tensor& t) { return is_dtensor(t) && !is_unwritten_factory_result(t); });
 }
 
+// The value of `t` as a plain tensor, for an operator that writes to a plain one.
+at::Tensor whole_value(const at::Tensor& t, const OpInfo& info) {
+  const CommCause cause{info.name, "", current_scope().module_path, true};
+  const at::Tensor whole = redistribute_below_autograd(t, Placements(spec_of(t)->mesh().ndim(), Replicate()), cause);
+  TORCH_CHECK_NOT_IMPLEMENTED(!meta_for_read(whole).locals.empty(), info.name,
+                              ": writes to a plain tensor, which needs data; an abstract world has none.");
+  return meta_for_read(whole).locals.front();
+}
+
 // Copies the value of `standing_in`, which was written in place of `t`, to `t`.
 void take_over(const at::Tensor& t, const at::Tensor& standing_in, const OpInfo& info) {
   if (is_library_made(t)) {
     t.unsafeGetTensorImpl()->shallow_copy_from(standing_in.getIntrusivePtr());
     return;
   }
-  const DeviceMesh& mesh = spec_of(standing_in)->mesh();
-  const CommCause cause{info.name, "", current_scope().module_path, true};
-  const at::Tensor whole = redistribute_below_autograd(standing_in, Placements(mesh.ndim(), Replicate()), cause);
-  TORCH_CHECK_NOT_IMPLEMENTED(!meta_for_read(whole).locals.empty(), info.name,
-                              ": writes to a plain tensor, which needs data; an abstract world has none.");
+  const at::Tensor value = whole_value(standing_in, info);
   LocalGuard guard;
-  const at::Tensor& value = meta_for_read(whole).locals.front();
   if (t.sizes() != value.sizes()) t.resize_(value.sizes());
   t.copy_(value);
 }
@@ -157,15 +161,7 @@ void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
       "the optimizer after distribute_module(), and carry its state over with dtensor::save() and dtensor::load().");
   check_no_written_list(info, torch::jit::last(stack, info.args.size()));
   if (writes_distributed(info, torch::jit::last(stack, info.args.size()))) return write_to_both(info, mesh, stack);
-  const Placements whole(mesh.ndim(), Replicate());
-  const CommCause cause{info.name, "", current_scope().module_path, true};
-  const auto plain = [&](const at::Tensor& t) {
-    if (!is_dtensor(t)) return t;
-    const at::Tensor r = redistribute_below_autograd(t, whole, cause);
-    TORCH_CHECK_NOT_IMPLEMENTED(!meta_for_read(r).locals.empty(), info.name,
-                                ": writes to a plain tensor, which needs data; an abstract world has none.");
-    return meta_for_read(r).locals.front();
-  };
+  const auto plain = [&](const at::Tensor& t) { return is_dtensor(t) ? whole_value(t, info) : t; };
   const size_t base = stack.size() - info.args.size();
   std::vector<at::Tensor> written;
   for (size_t i = 0; i < info.args.size(); ++i) {

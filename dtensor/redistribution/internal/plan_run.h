@@ -11,12 +11,11 @@ namespace dtensor::internal {
 
 class PlanRun {
  public:
-  // `pieces` are in the order of schedule().ranks. Error: they do not have the layout plan.from. `plan` must outlive
-  // this.
+  // `pieces` are in the order of schedule_of(plan)->ranks. Error: they do not have the layout plan.from. `plan` must
+  // outlive this.
   PlanRun(const RedistributePlan& plan, RankPieces pieces);
 
   const RedistributePlan& plan() const { return *plan_; }
-  const PlanSchedule& schedule() const { return *schedule_; }
   size_t next() const { return next_; }
   bool done() const { return next_ == plan_->steps.size(); }
   // The next one. REQUIRES: !done().
@@ -28,7 +27,7 @@ class PlanRun {
   // Allocates the tensors of take_result() before the last step has run, which must be local and will write to them.
   // Call once.
   RankPieces reserve_result();
-  // The results, in the order of schedule().result_ranks. REQUIRES: done(); then nothing else.
+  // The results, in the order of schedule_of(plan)->result_ranks. REQUIRES: done(); then nothing else.
   RankPieces take_result();
 
   // Bytes alive on a rank while the next step runs; call before it. Those of the caller's tensors are counted
