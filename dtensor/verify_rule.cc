@@ -9,7 +9,6 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
-#include "dtensor/analysis/expected_results.h"
 #include "dtensor/analysis/sample_call.h"
 #include "dtensor/analysis/sample_layouts.h"
 #include "dtensor/analysis/step_recorder.h"

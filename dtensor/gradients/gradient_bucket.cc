@@ -19,11 +19,14 @@
 #include "absl/strings/str_cat.h"
 #include "comm/scope.h"
 #include "dtensor/gradient_bucket_limit.h"
-#include "dtensor/gradients/open_gradient.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "mesh/world.h"
 #include "plan/largest_part.h"
+#include "plan/redistribute_planner.h"
 
 namespace dtensor::internal {
 namespace {
@@ -31,6 +34,55 @@ namespace {
 struct GradientBucketLimit {
   std::atomic<int64_t> bytes{kDefaultGradientBucketBytes};
 };
+
+// Deleter of the memory of an open gradient; it also stores the gradient's state before it was opened.
+struct Opened {
+  c10::intrusive_ptr<c10::BackendMeta> before;
+  void operator()(LocalStorage* storage) const { delete storage; }
+};
+
+bool is_masked(const Placement& p) { return p.is_mask_partial(); }
+
+// The state of `grad` before it was opened; null: it is not open.
+const Opened* opened_of(const at::Tensor& grad) { return std::get_deleter<Opened>(meta_without_sync(grad).storage); }
+
+void give_back(const at::Tensor& grad, const c10::intrusive_ptr<c10::BackendMeta>& before) {
+  const Spec& spec = *static_cast<const DTensorMeta&>(*before).spec;
+  auto* impl = grad.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides({spec.sizes().data(), spec.sizes().size()},
+                              {spec.strides().data(), spec.strides().size()});
+  impl->set_backend_meta(before);
+}
+
+// Restores the memory and layout of `grad` and writes `sum` there. Returns false, and does nothing, if `grad` is not
+// open, or had another layout.
+bool close_gradient(const at::Tensor& grad, const at::Tensor& sum) {
+  const Opened* opened = opened_of(grad);
+  if (opened == nullptr) return false;
+  const auto before = opened->before;
+  const auto& was = static_cast<const DTensorMeta&>(*before);
+  const Spec &wanted = *was.spec, &given = *spec_of(sum);
+  if (!(wanted.mesh() == given.mesh()) || wanted.placements() != given.placements() ||
+      wanted.sizes() != given.sizes() || grad.sizes() != sum.sizes() || wanted.dtype() != given.dtype())
+    return false;
+  const RankTensors& parts = meta_for_read(sum).locals;
+  {
+    const LocalGuard guard;
+    for (size_t r = 0; r < parts.size(); ++r) was.locals[r].copy_(parts[r]);
+  }
+  give_back(grad, before);
+  note_write(grad, "gradient");
+  return true;
+}
+
+// Restores the memory of `grad` with its sum from before it was opened. Returns false, and does nothing, if `grad` is
+// not open.
+bool forget_addends(const at::Tensor& grad) {
+  const Opened* opened = opened_of(grad);
+  if (opened == nullptr) return false;
+  give_back(grad, c10::intrusive_ptr<c10::BackendMeta>(opened->before));
+  return true;
+}
 
 // Of the largest part.
 int64_t bytes_of(const at::Tensor& t) {
@@ -158,6 +210,22 @@ std::string common_module(const std::vector<at::Tensor>& leaves) {
 bool may_wait_in_bucket() {
   const auto* chosen = torch::autograd::get_current_graph_task_exec_info();
   return chosen != nullptr && chosen->empty() && !c10::GradMode::is_enabled();
+}
+
+bool open_gradient(const at::Tensor& grad, const Placements& placements) {
+  if (!is_dtensor(grad) || grad.requires_grad()) return false;
+  const DTensorMeta& meta = meta_without_sync(grad);
+  if (meta.spec->placements() == placements) return true;
+  if (meta.storage->observer || std::any_of(placements.begin(), placements.end(), is_masked)) return false;
+  const auto plan = cached_plan_within(meta.spec, placements, current_dispatch_scope().limits);
+  if (!plan || !plan->is_local()) return false;
+  const at::Tensor addends = redistribute_below_autograd(grad, placements, {});
+  const DTensorMeta& opened = meta_without_sync(addends);
+  const std::shared_ptr<LocalStorage> storage(
+      new LocalStorage(meta.spec->mesh().world(), opened.spec->max_local_bytes()),
+      Opened{grad.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr()});
+  share_contents(grad, make_view(opened.spec, opened.locals, addends, 0, storage));
+  return true;
 }
 
 bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient) {

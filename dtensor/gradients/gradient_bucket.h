@@ -29,7 +29,7 @@ namespace dtensor::internal {
 bool may_wait_in_bucket();
 
 // Inside backward: lets `gradient` pass to `leaf`.grad in its layout, if possible, and redistributes .grad to the
-// leaf's layout before backward() returns. An existing .grad gets the gradient's layout meanwhile (open_gradient.h).
+// leaf's layout before backward() returns. An existing .grad gets the gradient's layout meanwhile (open_gradient()).
 // Returns false, and does nothing, if that is not possible.
 bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient);
 
@@ -46,6 +46,14 @@ class DeferredWork {
 // Inside backward: the one of this backward, made if there is none; its compute_all() is called before backward()
 // returns.
 std::shared_ptr<DeferredWork> deferred_work(const std::function<std::shared_ptr<DeferredWork>()>& make);
+
+// An existing .grad to which gradients are added before they are reduced is open: it has the layout of the new
+// gradients, mostly Partial, with its previous value as one of the addends. Closing it restores its layout and memory,
+// with the sum in it, so that optimizers and views that refer to either see the sum.
+//
+// Opens `grad`: changes its layout to `placements`, without communication. Returns false, and does nothing, if that is
+// not possible.
+bool open_gradient(const at::Tensor& grad, const Placements& placements);
 
 // Redistributes the gradients of `leaves`, of one world, to the leaves' layouts: replaces .grad, or writes to the
 // memory of an open one. Leaves without a gradient, or with a plain one, are skipped. `op`: as CommCause::op.

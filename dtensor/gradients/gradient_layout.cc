@@ -12,7 +12,6 @@
 
 #include "comm/scope.h"
 #include "dtensor/gradients/gradient_bucket.h"
-#include "dtensor/gradients/open_gradient.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
