@@ -21,22 +21,22 @@ class LazyParts {
     RankTensors parts;
     std::shared_ptr<LocalStorage> storage;  // counts their bytes
   };
-  // `make` may communicate, and returns nullopt if the data it needs was dropped; its captures are released afterwards.
-  explicit LazyParts(std::function<std::optional<Made>()> make) : make_(std::move(make)) {}
+  // `make` may communicate; its captures are released afterwards.
+  explicit LazyParts(std::function<Made()> make) : make_(std::move(make)) {}
   explicit LazyParts(Made made) : made_(std::move(made)) {}  // local tensors that are available now
 
-  // Null: they were dropped before. Thread-safe. Errors: those of `make`, which is tried again then.
+  // Null: they are forgotten. Thread-safe. Errors: those of `make`, which is tried again then.
   const Made* get();
-  const Made* if_made();  // null: not requested yet, or dropped
+  const Made* if_made();  // null: not requested yet, or forgotten
   bool was_got();         // whether get() was called
   void forget();          // drops local tensors that have not been made, and what they would be made from
   bool are_forgotten();
 
  private:
   std::mutex mutex_;
-  std::function<std::optional<Made>()> make_;  // guarded by mutex_; empty: made_ is final
-  std::optional<Made> made_;                   // guarded by mutex_, and constant once make_ is empty
-  bool was_got_ = false;                       // guarded by mutex_
+  std::function<Made()> make_;  // guarded by mutex_; empty: made_ is final
+  std::optional<Made> made_;    // guarded by mutex_, and constant once make_ is empty
+  bool was_got_ = false;        // guarded by mutex_
 };
 
 // A tensor's ghost region: for every rank a box of its part and the elements around it, available now or on first

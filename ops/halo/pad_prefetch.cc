@@ -62,8 +62,8 @@ at::Tensor pad_lazily(const HaloDecision& decision, const at::Tensor& self, cons
   }
   const int64_t bytes = box_bytes(around, *source);
   around.boxes = std::make_shared<LazyParts>([later = decision.later, snapshot, fill, cause, world, bytes] {
-    return std::optional(LazyParts::Made{fetch_halos(*later, snapshot->parts, fill, cause),
-                                         std::make_shared<LocalStorage>(world, bytes)});
+    return LazyParts::Made{fetch_halos(*later, snapshot->parts, fill, cause),
+                           std::make_shared<LocalStorage>(world, bytes)};
   });
 
   const RankTensors parts = empty_halos(*decision.plan, snapshot->parts);
