@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cinttypes>
 #include <cstdio>
 #include <iostream>
 #include <sstream>

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <utility>
 
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/redistribution/internal/redistribute_arguments.h"

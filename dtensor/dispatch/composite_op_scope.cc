@@ -1,7 +1,5 @@
 #include "dtensor/dispatch/composite_op_scope.h"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
-
 #include <algorithm>
 
 #include "dtensor/dispatch/internal/any_tensor.h"

@@ -1,6 +1,5 @@
 #include "dtensor/dispatch/dispatch.h"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <functional>

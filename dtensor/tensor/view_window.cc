@@ -8,7 +8,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace dtensor::internal {
 namespace {

@@ -6,7 +6,6 @@
 #include "comm/scope.h"
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/layout_cache/storage_cache.h"
-#include "dtensor/redistribution/internal/executor.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/view_window.h"

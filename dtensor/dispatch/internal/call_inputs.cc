@@ -1,7 +1,6 @@
 #include "dtensor/dispatch/internal/call_inputs.h"
 
 #include <c10/core/GradMode.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <string>

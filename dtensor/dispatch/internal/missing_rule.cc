@@ -10,7 +10,6 @@
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/internal/replicated_dispatch.h"
 #include "dtensor/tensor/representation.h"
-#include "propagation/op_call.h"
 #include "propagation/propagate.h"
 
 namespace dtensor::internal {
