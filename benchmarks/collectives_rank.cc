@@ -13,7 +13,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 
-#include "benchmarks/gates.h"
+#include "benchmarks/measure.h"
 #include "comm/communicator.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"

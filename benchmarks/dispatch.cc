@@ -1,173 +1,174 @@
 // Measures the overhead of a call on a distributed tensor over the same call on a plain one. The tensors are small, so
-// that the time is that of the library and of ATen's dispatcher, not of arithmetic.
+// that the time is that of the library and of ATen's dispatcher, not of arithmetic. No call communicates, and the
+// decisions are in the cache.
 //
 //   ./bazelw run //benchmarks:dispatch
 //
-// "add/local(4)" is add on 4 ranks in this process, one after another on one thread. Labels give the ratio to the plain
-// call, or the plan of a redistribution.
-
+// The process owns one of eight ranks, whose local tensors are as large as the plain ones. With --count it only makes
+// one call of each kind, whose instructions instructions.py counts.
 #include <ATen/Parallel.h>
-#include <benchmark/benchmark.h>
-#include <torch/torch.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/GradMode.h>
 
-#include <chrono>
-#include <cstdio>
 #include <functional>
-#include <map>
 #include <string>
 #include <vector>
 
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "benchmarks/gates.h"
+#include "benchmarks/measure.h"
 #include "dtensor/dtensor.h"
-#include "propagation/strategy_cache.h"
+#include "tools/flags.h"
 
-using namespace dtensor;
+ABSL_FLAG(bool, count, false, "only one call of each kind, for valgrind to count instructions");
 
+namespace dtensor::benchmarks {
 namespace {
 
 using Call = std::function<void()>;
 
-constexpr int64_t kRows = 8;
+// Makes a tensor of these sizes: plain, or the local tensor of a distributed one in a given layout.
+using Make = std::function<at::Tensor(std::vector<int64_t> sizes)>;
 
-DeviceMesh mesh_of(int64_t ranks) { return DeviceMesh(World::local(ranks), {ranks}, {"tp"}); }
-
-at::Tensor make(std::vector<int64_t> sizes, int64_t ranks, const Placements& placements) {
-  const at::Tensor t = torch::randn(sizes);
-  return ranks == 0 ? t : distribute_tensor(t, mesh_of(ranks), placements);
-}
-
-// Makes the call to be timed. ranks == 0: on plain tensors.
 struct Operator {
   std::string name;
-  std::function<Call(int64_t ranks)> make_call;
+  double gate;  // of ours / plain; 0: none
+  // `make` for the input, `replicated` for one that all ranks hold.
+  std::function<Call(const Make& make, const Make& replicated)> call;
 };
 
+Call unary(const Make& make, std::function<at::Tensor(const at::Tensor&)> function) {
+  return [x = make({10, 10}), function = std::move(function)] { function(x); };
+}
+
 const std::vector<Operator>& operators() {
-  static const std::vector<Operator> all = {
-      {"add",
-       [](int64_t ranks) -> Call {
-         const auto x = make({kRows, 8}, ranks, {Shard(0)});
-         return [=] { benchmark::DoNotOptimize(x.add(x)); };
+  static const auto* const all = new std::vector<Operator>{
+      {"add", 1.7,
+       [](const Make& make, const Make&) { return unary(make, [](const at::Tensor& x) { return x.add(x); }); }},
+      {"add_", 2.1,
+       [](const Make& make, const Make&) -> Call {
+         const at::Tensor x = make({10, 10}), zero = at::zeros_like(x);  // x stays as it is
+         return [x, zero] { x.add_(zero); };
        }},
-      {"add_",
-       [](int64_t ranks) -> Call {
-         const auto x = make({kRows, 8}, ranks, {Shard(0)});
-         const auto y = x.mul(0);
-         return [=] { x.add_(y); };
+      {"mul by a number", 1.8,
+       [](const Make& make, const Make&) { return unary(make, [](const at::Tensor& x) { return x.mul(2); }); }},
+      {"mm of 8 x 8", 1.6,
+       [](const Make& make, const Make& replicated) -> Call {
+         return [x = make({8, 8}), w = replicated({8, 8})] { x.mm(w); };
        }},
-      {"mm_8x8",
-       [](int64_t ranks) -> Call {
-         const auto x = make({kRows, 8}, ranks, {Shard(0)});
-         // On the mesh of x: meshes of two worlds do not mix.
-         const auto w = torch::randn({8, 8});
-         const auto y = ranks == 0 ? w : distribute_tensor(w, DTensor(x).mesh(), {Replicate()});
-         return [=] { benchmark::DoNotOptimize(x.mm(y)); };
+      {"view", 2.6,
+       [](const Make& make, const Make&) {
+         return unary(make, [](const at::Tensor& x) { return x.view({-1, 2, 5}); });
        }},
-      {"view",
-       [](int64_t ranks) -> Call {
-         const auto x = make({kRows, 8}, ranks, {Shard(0)});
-         return [=] { benchmark::DoNotOptimize(x.view({kRows, 2, 4})); };
-       }},
-      {"detach",
-       [](int64_t ranks) -> Call {
-         const auto x = make({kRows, 8}, ranks, {Shard(0)});
-         return [=] { benchmark::DoNotOptimize(x.detach()); };
-       }},
-      {"embedding_row_wise",
-       [](int64_t ranks) -> Call {
-         const auto table = make({64, 8}, ranks, {Shard(0)});
-         const auto plain = torch::arange(8);
-         const auto ids = ranks == 0 ? plain : distribute_tensor(plain, DTensor(table).mesh(), {Replicate()});
-         return [=] { benchmark::DoNotOptimize(torch::embedding(table, ids)); };
+      {"detach", 2.6,
+       [](const Make& make, const Make&) { return unary(make, [](const at::Tensor& x) { return x.detach(); }); }},
+      {"sum", 1.8,
+       [](const Make& make, const Make&) { return unary(make, [](const at::Tensor& x) { return x.sum(); }); }},
+      {"embedding", 0,  // has another kernel than the plain one where the table is sharded by rows
+       [](const Make& make, const Make& replicated) -> Call {
+         return [table = make({8, 8}), ids = replicated({8}).abs().clamp_max(7).to(at::kLong)] {
+           at::embedding(table, ids);
+         };
        }},
   };
-  return all;
+  return *all;
 }
 
-// Time of the plain call in seconds, measured once per operator.
-double plain_seconds(const Operator& op) {
-  static std::map<std::string, double> known;
-  auto [it, is_new] = known.try_emplace(op.name, 0);
-  if (is_new) {
-    constexpr int kCalls = 20000;
-    const Call call = op.make_call(0);
-    for (int i = 0; i < kCalls; ++i) call();
-    const auto start = std::chrono::steady_clock::now();
-    for (int i = 0; i < kCalls; ++i) call();
-    it->second = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() / kCalls;
+struct Layout {
+  DeviceMesh mesh;
+  Placements placements;
+};
+
+std::vector<Layout> layouts() {
+  const World world = World::fake(8, 0);
+  const DeviceMesh line(world, {8}), grid(world, {2, 4});
+  return {{line, {Replicate()}}, {line, {Shard(0)}}, {grid, {Replicate(), Replicate()}}, {grid, {Shard(0), Shard(0)}}};
+}
+
+at::Tensor make_plain(std::vector<int64_t> sizes) { return at::randn(sizes); }
+
+Make maker(const DeviceMesh& mesh, Placements placements) {
+  return [mesh, placements = std::move(placements)](std::vector<int64_t> sizes) {
+    return from_local({at::randn(sizes)}, mesh, placements);
+  };
+}
+
+Make replicated_maker(const DeviceMesh& mesh) {
+  return maker(mesh, Placements(static_cast<size_t>(mesh.ndim()), Replicate()));
+}
+
+std::string text(const Layout& layout) {
+  return absl::StrCat(to_string(layout.placements), " on ", layout.mesh.to_string());
+}
+
+void time_operators(Gates& gates) {
+  const at::NoGradGuard no_grad;
+  for (const Layout& layout : layouts()) {
+    for (const Operator& op : operators()) {
+      const PairedTimes times =
+          time_pairs(op.call(maker(layout.mesh, layout.placements), replicated_maker(layout.mesh)),
+                     op.call(make_plain, make_plain));
+      const Comparison row = compared(absl::StrCat(op.name, ", ", text(layout)), "plain LibTorch", times);
+      op.gate > 0 ? gates.at_most(row, times.ratio, op.gate) : gates.note(row, times.ratio);
+    }
   }
-  return it->second;
 }
 
-void time_operator(benchmark::State& state, const Operator& op, int64_t ranks) {
-  torch::NoGradGuard no_grad;
-  const double plain = plain_seconds(op);
-  const Call call = op.make_call(ranks);
-  call();  // decides; from now on the strategy cache has it
-  const auto start = std::chrono::steady_clock::now();
-  for (auto _ : state) call();
-  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  if (ranks == 0) return;
-  char label[64];
-  std::snprintf(label, sizeof label, "%.1f x plain", seconds / static_cast<double>(state.iterations()) / plain);
-  state.SetLabel(label);
+// Twenty operators, all with gradients.
+at::Tensor chain(at::Tensor x, const at::Tensor& w) {
+  for (int i = 0; i < 5; ++i) x = x.mul(w).add(w).sigmoid().mul(2);
+  return x;
 }
 
-void time_redistribute(benchmark::State& state, const Placement& from, const Placement& to) {
-  torch::NoGradGuard no_grad;
-  const int64_t size = state.range(0);
-  const DeviceMesh mesh = mesh_of(4);
-  const auto replicated = distribute_tensor(torch::randn({size, size}), mesh, {Replicate()});
-  const auto x = redistribute(replicated, {from});
-  const RedistributePlan plan = plan_of(x, {to});
-  for (auto _ : state) {
-    // Locals of its own each time: a tensor remembers its reduction.
-    const auto fresh = from_local(DTensor(x).locals(), mesh, {from});
-    benchmark::DoNotOptimize(redistribute(fresh, {to}));
+void time_chain(Gates& gates) {
+  for (const Layout& layout : layouts()) {
+    const auto forward = [](const Make& make) -> Call {
+      return [x = make({10, 10}), w = make({10, 10}).requires_grad_()] { chain(x, w); };
+    };
+    const auto both = [](const Make& make) -> Call {
+      return [x = make({10, 10}), w = make({10, 10}).requires_grad_(), grad = make({10, 10})] {
+        w.mutable_grad() = at::Tensor();
+        chain(x, w).backward(grad);
+      };
+    };
+    const Make make = maker(layout.mesh, layout.placements);
+    const PairedTimes once = time_pairs(forward(make), forward(make_plain));
+    gates.at_most(compared("20 operators, forward, " + text(layout), "plain LibTorch", once), once.ratio, 1.35);
+    const PairedTimes twice = time_pairs(both(make), both(make_plain));
+    gates.at_most(compared("20 operators, forward and backward, " + text(layout), "plain LibTorch", twice), twice.ratio,
+                  1.5);
   }
-  state.SetLabel(plan.to_string());
 }
 
-void time_cache(benchmark::State& state, bool hit) {
-  torch::NoGradGuard no_grad;
-  const DeviceMesh mesh = mesh_of(4);
-  const auto x = distribute_tensor(torch::randn({8, 8}), mesh, {Shard(0)});
-  const auto y = distribute_tensor(torch::randn({8, 8}), mesh, {Replicate()});
-  StrategyCache& cache = strategy_cache(mesh.world());
-  benchmark::DoNotOptimize(x.mm(y));
-  cache.reset_counts();
-  // A miss also pays for clearing the one entry.
-  for (auto _ : state) {
-    if (!hit) cache.clear();
-    benchmark::DoNotOptimize(x.mm(y));
+int count_operators() {
+  const at::NoGradGuard no_grad;
+  const Layout layout = layouts()[1];
+  for (const Operator& op : operators()) {
+    const Call plain = op.call(make_plain, make_plain);
+    const Call ours = op.call(maker(layout.mesh, layout.placements), replicated_maker(layout.mesh));
+    for (int i = 0; i < 3; ++i) plain(), ours();
+    count_instructions("plain " + op.name, plain);
+    count_instructions(op.name, ours);
   }
-  const CacheStats stats = cache.stats();
-  const bool as_meant = hit ? stats.misses == 0 : stats.hits == 0;
-  if (!as_meant) state.SkipWithError("the cache did not behave as meant");
+  return 0;
+}
+
+int run() {
+  at::set_num_threads(1);
+  if (absl::GetFlag(FLAGS_count)) return count_operators();
+  Gates gates;
+  time_operators(gates);
+  time_chain(gates);
+  return gates.close();
 }
 
 }  // namespace
+}  // namespace dtensor::benchmarks
 
 int main(int argc, char** argv) {
-  at::set_num_threads(1);
-  for (const Operator& op : operators()) {
-    for (const int64_t ranks : {0, 1, 4}) {
-      const std::string where = ranks == 0 ? "plain" : "local(" + std::to_string(ranks) + ")";
-      benchmark::RegisterBenchmark((op.name + "/" + where).c_str(),
-                                   [&op, ranks](benchmark::State& state) { time_operator(state, op, ranks); });
-    }
-  }
-  benchmark::RegisterBenchmark("redistribute/S(0)->S(1)",
-                               [](benchmark::State& state) { time_redistribute(state, Shard(0), Shard(1)); })
-      ->Arg(8)
-      ->Arg(512);
-  benchmark::RegisterBenchmark("redistribute/P->R",
-                               [](benchmark::State& state) { time_redistribute(state, Partial(), Replicate()); })
-      ->Arg(8)
-      ->Arg(512);
-  benchmark::RegisterBenchmark("strategy_cache/hit", [](benchmark::State& state) { time_cache(state, true); });
-  benchmark::RegisterBenchmark("strategy_cache/miss", [](benchmark::State& state) { time_cache(state, false); });
-  benchmark::Initialize(&argc, argv);
-  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  return dtensor::tools::run_program("dispatch", "Times calls on distributed tensors next to the same on plain ones.",
+                                     argc, argv, dtensor::benchmarks::run);
 }

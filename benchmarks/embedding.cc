@@ -26,6 +26,7 @@
 
 #include "absl/flags/flag.h"
 #include "benchmarks/gates.h"
+#include "benchmarks/measure.h"
 #include "tools/flags.h"
 
 ABSL_FLAG(int64_t, repetitions, 31, "calls of each kind that are timed");
@@ -58,8 +59,10 @@ double cpu_seconds() {
 // Of the kernel, of ATen's operators, of the memory alone.
 using Calls = std::array<std::function<void()>, 3>;
 
+// The medians of microseconds, and of the ratios of calls that ran one after the other.
 struct Figures {
-  double microseconds, speedup, memory;
+  double ours, theirs, limit;  // of the kernel, of ATen's operators, of the memory alone
+  double speedup, memory;      // theirs / ours, ours / limit
 };
 
 Figures measure(const Calls& calls) {
@@ -77,7 +80,7 @@ Figures measure(const Calls& calls) {
     speedups.push_back(times[1][i] / times[0][i]);
     memory.push_back(times[0][i] / times[2][i]);
   }
-  return {median(times[0]) * 1e6, median(speedups), median(memory)};
+  return {median(times[0]) * 1e6, median(times[1]) * 1e6, median(times[2]) * 1e6, median(speedups), median(memory)};
 }
 
 Figures measure_forward(const Case& c, const at::Tensor& ids, int64_t own_ids) {
@@ -117,9 +120,9 @@ Figures measure_backward(const Case& c, const at::Tensor& ids, int64_t own_ids) 
 
 void report(dtensor::benchmarks::Gates& gates, const std::string& what, const Figures& f, double speedup,
             double memory) {
-  std::printf("%s: %.0f us, %.2f times as fast as ATen's operators, %.2f times the time of the memory\n", what.c_str(),
-              f.microseconds, f.speedup, f.memory);
-  if (speedup > 0) gates.at_least(what + ": times as fast as ATen's operators", f.speedup, speedup);
+  const dtensor::benchmarks::Comparison row = {
+      .workload = what, .peer = "ATen's operators", .unit = "us", .theirs = f.theirs, .ours = f.ours, .limit = f.limit};
+  speedup > 0 ? gates.at_least(row, f.speedup, speedup) : gates.note(row, 1 / f.speedup);
   if (memory > 0) gates.at_most(what + ": time / time of the memory", f.memory, memory);
 }
 

@@ -1,26 +1,25 @@
-// Measures redistribution: bytes compared with the minimum, the time of planning, the time of moving. Ends with 1 if a
-// figure in the documentation does not hold.
+// Measures redistribution: bytes compared with the minimum, the time of planning, the time of moving. Fails if a figure
+// in the documentation does not hold.
 //
 //   ./bazelw run //benchmarks:redistribute               # all tables, some minutes
 //   ./bazelw run //benchmarks:redistribute -- --quick    # only what needs no clock
 //
-// Instructions of five redistributions, planned and dispatched for 256 ranks:
-//
-//   valgrind --tool=callgrind --toggle-collect='*five_redistributes*' bazel-bin/benchmarks/redistribute --five
+// With --count it only plans and dispatches five redistributions for 256 ranks, whose instructions instructions.py
+// counts.
 
 #include <ATen/Parallel.h>
 #include <torch/torch.h>
 
-#include <cstdio>
 #include <string>
 
 #include "absl/flags/flag.h"
+#include "benchmarks/measure.h"
 #include "benchmarks/redistribute_tables.h"
 #include "dtensor/dtensor.h"
 #include "tools/flags.h"
 
 ABSL_FLAG(bool, quick, false, "only the tables that need no clock, on small meshes");
-ABSL_FLAG(bool, five, false, "only five redistributions, for valgrind to count");
+ABSL_FLAG(bool, count, false, "only five redistributions, for valgrind to count instructions");
 
 namespace dtensor::benchmarks {
 
@@ -43,23 +42,17 @@ void redistribute_all(const Inputs& t) {
   redistribute(t.second_addends, {Shard(0)});
 }
 
-// Named for valgrind.
-__attribute__((noinline)) void five_redistributes(const Inputs& t) {
-  redistribute_all(t);
-  asm volatile("");  // no tail call: valgrind would not see it return
-}
-
 // Once, for layouts that were never seen before; the code itself has run already, for another size.
-int run_five() {
+int count_five() {
   const DeviceMesh mesh(World::abstract(256), {256}, {"x"});
   redistribute_all(inputs(mesh, 1024));
   const Inputs fresh = inputs(mesh, 4096);
-  five_redistributes(fresh);
+  count_instructions("five redistributions", [&] { redistribute_all(fresh); });
   return 0;
 }
 
 int run() {
-  if (absl::GetFlag(FLAGS_five)) return run_five();
+  if (absl::GetFlag(FLAGS_count)) return count_five();
   const bool quick = absl::GetFlag(FLAGS_quick);
   at::set_num_threads(1);
   Gates gates;

@@ -15,6 +15,6 @@ std::string pair_text(const Placements& from, const Placements& to);
 
 void bytes_table(bool quick, Gates& gates);  // against bounds and PyTorch's greedy plans; no clock
 void plan_time_table(Gates& gates);
-void wall_table(Gates& gates);  // redistribute() against copies by hand
+void wall_table(Gates& gates);  // redistribute() against loops by hand
 
 }  // namespace dtensor::benchmarks

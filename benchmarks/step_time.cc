@@ -5,19 +5,18 @@
 //   ./bazelw run //benchmarks:step_time -- --width 1024 --steps 20
 //
 // Both run in turn, in one process, on all ranks of a mesh; the first steps, which decide and fill caches, do not
-// count. A figure is the median over the steps of the ratio of two that ran one after the other.
+// count. The ratio is the median over pairs of steps that ran one after the other.
 #include <torch/nn.h>
 #include <torch/optim/sgd.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <memory>
-#include <vector>
+#include <string>
 
 #include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
 #include "benchmarks/gates.h"
+#include "benchmarks/measure.h"
 #include "dtensor/dtensor.h"
 #include "examples/models/llama.h"
 #include "tools/flags.h"
@@ -26,7 +25,7 @@ ABSL_FLAG(int64_t, width, 512, "hidden size of the model");
 ABSL_FLAG(int64_t, layers, 2, "blocks of the model");
 ABSL_FLAG(int64_t, length, 64, "tokens of a sequence");
 ABSL_FLAG(int64_t, ranks, 4, "ranks of tensor parallelism");
-ABSL_FLAG(int64_t, steps, 15, "that are timed");
+ABSL_FLAG(int, steps, 15, "that are timed");
 
 namespace {
 
@@ -57,9 +56,7 @@ class Training {
     targets_ = batch();
   }
 
-  // Seconds.
-  double step() {
-    const auto begin = std::chrono::steady_clock::now();
+  void step() {
     const MeshScope scope(mesh_);
     optimizer_->zero_grad();
     const auto scores = model_->forward(ids_);
@@ -67,7 +64,6 @@ class Training {
     loss.backward();
     optimizer_->step();
     loss_ = loss.detach();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
 
   double loss() const { return full_tensor(loss_).item<double>(); }
@@ -84,31 +80,18 @@ class Training {
   torch::Tensor ids_, targets_, loss_;
 };
 
-double median(std::vector<double> x) {
-  std::nth_element(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2), x.end());
-  return x[x.size() / 2];
-}
-
 int run() {
   const int64_t ranks = absl::GetFlag(FLAGS_ranks);
   const DeviceMesh mesh(World::local(ranks), {ranks}, {"tp"});
   examples::LlamaConfig by_hand = config();
   by_hand.settle = [](const torch::Tensor& x) { return redistribute(x, {Replicate()}); };
   Training ours(config(), mesh), theirs(by_hand, mesh);
-  for (int i = 0; i < 3; ++i) ours.step(), theirs.step();
-  std::vector<double> our_times, their_times, ratios;
-  for (int64_t i = 0; i < absl::GetFlag(FLAGS_steps); ++i) {
-    // Which goes first changes, as the second may find memory as the first left it.
-    if (i % 2 == 0) our_times.push_back(ours.step()), their_times.push_back(theirs.step());
-    if (i % 2 == 1) their_times.push_back(theirs.step()), our_times.push_back(ours.step());
-    ratios.push_back(our_times.back() / their_times.back());
-  }
-  std::printf("| model | mesh | ours, ms | by hand, ms | ratio |\n| --- | --- | ---: | ---: | ---: |\n");
-  std::printf("| Llama, width %lld, %lld layers | %s | %.1f | %.1f | %.3f |\n",
-              static_cast<long long>(absl::GetFlag(FLAGS_width)), static_cast<long long>(absl::GetFlag(FLAGS_layers)),
-              mesh.to_string().c_str(), median(our_times) * 1e3, median(their_times) * 1e3, median(ratios));
+  const benchmarks::PairedTimes times =
+      benchmarks::time_pairs([&] { ours.step(); }, [&] { theirs.step(); }, absl::GetFlag(FLAGS_steps));
   benchmarks::Gates gates;
-  gates.at_most("time of a step / by hand", median(ratios), kMost);
+  const std::string workload = absl::StrCat("step of a Llama of width ", absl::GetFlag(FLAGS_width), ", ",
+                                            absl::GetFlag(FLAGS_layers), " layers, ", mesh.to_string());
+  gates.at_most(benchmarks::compared(workload, "communication by hand", times), times.ratio, kMost);
   gates.at_most("difference of the losses", std::abs(ours.loss() - theirs.loss()), 1e-4);
   return gates.close();
 }

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Counts the instructions of calls with valgrind: unlike times, they are nearly the same on every run and machine.
+
+    instructions.py [--no-worse] [--json FILE] PROGRAM...
+
+Each PROGRAM has a flag --count, with which it makes calls by count_instructions() of measure.h, which prints their names. A gate
+is the goal for a call; with --no-worse, for tests, it is what the call took when this was last edited, and a little more.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from rows import Rows
+
+# Where there is "plain NAME", too, these are the instructions beyond those; (goal, as it is now, with 5 % more).
+LIMITS = {
+    "five redistributions": (150_000, 160_000),
+    "add": (5_000, 10_950),
+    "add_": (5_000, 9_170),
+    "mul by a number": (5_000, 14_210),
+    "mm of 8 x 8": (5_000, 10_500),
+    "view": (5_000, 14_420),
+    "detach": (5_000, 9_270),
+    "sum": (5_000, 9_830),
+    "embedding": (5_000, 4_620),
+}
+
+
+def count(program):
+    """Names of calls and their instructions. Error (RuntimeError): the program fails, or valgrind does not find the calls."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Counts within counted_call() alone, and writes a file whenever the function around it ends.
+        result = subprocess.run(
+            ["valgrind", "--tool=callgrind", "--toggle-collect=*counted_call*", "--dump-after=*count_instructions*",
+             f"--callgrind-out-file={folder}/counts", program, "--count"],
+            text=True, capture_output=True, check=False)
+        if result.returncode:
+            raise RuntimeError(f"{program} --count ended with {result.returncode}: {result.stderr[-2000:]}")
+        counts = []
+        for name in result.stdout.splitlines():
+            path = f"{folder}/counts.{len(counts) + 1}"
+            if not os.path.exists(path):
+                raise RuntimeError(f"{program} --count: valgrind counted {len(counts)} calls of {result.stdout.split()}")
+            with open(path, encoding="utf-8") as f:
+                counts.append((name, int(re.search(r"^totals: (\d+)", f.read(), re.M).group(1))))
+        return counts
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--no-worse", action="store_true")
+    parser.add_argument("--json")
+    parser.add_argument("programs", nargs="+")
+    arguments = parser.parse_args()
+    rows = Rows(arguments.json)
+    if not shutil.which("valgrind"):
+        rows.skip("instructions", "there is no valgrind")
+        return rows.exit_code()
+    for program in arguments.programs:
+        plain = {}
+        for name, instructions in count(program):
+            if name.startswith("plain "):
+                plain[name[len("plain "):]] = instructions
+                continue
+            base = plain.get(name)
+            most = LIMITS[name][1 if arguments.no_worse else 0] + (base or 0)
+            rows.add(f"instructions of {name}", instructions / base if base else None,
+                     f"at most {most} instructions", 0 < instructions <= most, peer="plain LibTorch" if base else "",
+                     unit="instructions", theirs=base, ours=instructions)
+    return rows.exit_code()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+#include "benchmarks/measure.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+
+namespace dtensor::benchmarks {
+namespace {
+
+using Call = std::function<void()>;
+
+constexpr double kTurnSeconds = 0.5e-3;  // several times the time slice in which a clock or an interrupt matters
+
+// Seconds of one of `calls` calls.
+double time_turn(const Call& call, int calls) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < calls; ++i) call();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / calls;
+}
+
+// The name is what instructions.py looks for.
+__attribute__((noinline)) void counted_call(const Call& call) {
+  call();
+  asm volatile("");  // no tail call: valgrind would not see it return
+}
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
+  return values[values.size() / 2];
+}
+
+PairedTimes time_pairs(const Call& ours, const Call& theirs, int pairs) {
+  for (const Call& call : {ours, theirs}) time_turn(call, 2);  // these decide, and fill caches
+  const double longer = std::max(time_turn(ours, 1), time_turn(theirs, 1));
+  const int calls = std::clamp(static_cast<int>(kTurnSeconds / std::max(longer, 1e-9)), 1, 2000);
+  std::vector<double> our_times, their_times, ratios;
+  const int dropped = pairs / 10;
+  for (int i = 0; i < dropped + pairs; ++i) {
+    double our_time = 0, their_time = 0;
+    // The second finds memory as the first left it.
+    if (i % 2 == 0) our_time = time_turn(ours, calls), their_time = time_turn(theirs, calls);
+    if (i % 2 == 1) their_time = time_turn(theirs, calls), our_time = time_turn(ours, calls);
+    if (i < dropped) continue;
+    our_times.push_back(our_time * 1e6);
+    their_times.push_back(their_time * 1e6);
+    ratios.push_back(our_time / their_time);
+  }
+  return {median(our_times), median(their_times), median(ratios)};
+}
+
+void count_instructions(const std::string& what, const Call& call) {
+  counted_call(call);
+  std::printf("%s\n", what.c_str());
+}
+
+int64_t resident_bytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t all = 0, resident = 0;
+  statm >> all >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace dtensor::benchmarks
