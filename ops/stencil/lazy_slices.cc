@@ -8,6 +8,7 @@
 #include "dtensor/ghost_width.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/remembered_bytes.h"
 #include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/views/copied_view.h"

@@ -37,7 +37,7 @@ def dtensor_test(name, srcs, deps = [], size = "small", copts = [], headers = "t
         units = unity(name = name, srcs = sources, testonly = True)
         srcs = units.srcs + [src for src in srcs if src not in sources]
         deps = units.deps + deps
-        copts = units.copts + ["-O0", "-UNDEBUG"] + copts  # as .bazelrc has it for tests, but not for what is generated
+        copts = units.copts + copts
     cc_test(
         name = name,
         size = size,
