@@ -8,9 +8,9 @@
 #ifdef DTENSOR_HAVE_CUDA
 #include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "ops/kernels/cuda/embedding.h"
+#include "ops/support/cuda_stream.h"
 #endif
 
 namespace dtensor::internal {
@@ -30,11 +30,6 @@ bool kernels_take(const at::Tensor& grad, const at::Tensor& ids, int64_t num_own
 }
 
 #ifdef DTENSOR_HAVE_CUDA
-void* current_stream(c10::Device device) {
-  const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
-  return guard.getStreamNativeHandle(guard.getStream(device));
-}
-
 cuda::EmbeddingIds cuda_ids(const at::Tensor& contiguous_ids) {
   return {contiguous_ids.const_data_ptr(), contiguous_ids.scalar_type() == at::kInt, contiguous_ids.numel()};
 }
@@ -45,9 +40,10 @@ at::Tensor cuda_embedding(const at::Tensor& part, const at::Tensor& ids, int64_t
   std::vector<int64_t> sizes = ids.sizes().vec();
   sizes.push_back(part.size(1));
   at::Tensor out = part.new_empty(sizes);
-  const char* error = cuda::masked_embedding(
-      table.const_data_ptr(), cuda_ids(flat_ids), {offset, part.size(0), num_rows},
-      part.size(1) * static_cast<int64_t>(part.element_size()), out.mutable_data_ptr(), current_stream(part.device()));
+  const char* error =
+      cuda::masked_embedding(table.const_data_ptr(), cuda_ids(flat_ids), {offset, part.size(0), num_rows},
+                             part.size(1) * static_cast<int64_t>(part.element_size()), out.mutable_data_ptr(),
+                             current_cuda_stream(part.device()));
   TORCH_CHECK(error == nullptr, "masked_embedding: ", error);
   return out;
 }
@@ -79,7 +75,7 @@ at::Tensor cuda_embedding_backward(const at::Tensor& grad, const at::Tensor& ids
   const char* error = cuda::masked_embedding_scratch(g, bytes);
   TORCH_CHECK(error == nullptr, "masked_embedding_backward: ", error);
   const at::Tensor scratch = at::empty({static_cast<int64_t>(bytes)}, grad.options().dtype(at::kByte));
-  error = cuda::masked_embedding_backward(g, scratch.mutable_data_ptr(), bytes, current_stream(grad.device()));
+  error = cuda::masked_embedding_backward(g, scratch.mutable_data_ptr(), bytes, current_cuda_stream(grad.device()));
   TORCH_CHECK(error == nullptr, "masked_embedding_backward: ", error);
   return out;
 }

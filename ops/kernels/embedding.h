@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "ops/kernels/chunks.h"
 #include "ops/kernels/host_device.h"
 
 namespace dtensor::internal {
@@ -30,19 +31,6 @@ DTENSOR_HOST_DEVICE int64_t own_row(int64_t id, const TableRows& rows) {
 // As own_row(); kNotOwn for padding, too.
 DTENSOR_HOST_DEVICE int64_t gradient_row(int64_t id, const TableRows& rows) {
   return id == rows.padding_idx ? kNotOwn : own_row(id, rows);
-}
-
-// So many bytes are copied by one instruction.
-template <int kBytes>
-struct alignas(kBytes) Chunk {
-  unsigned char bytes[kBytes];
-};
-
-// The largest of 16, 8, 4, 2 and 1 that divides two addresses and the bytes of a row.
-DTENSOR_HOST_DEVICE int chunk_bytes(const void* a, const void* b, int64_t row_bytes) {
-  const uint64_t all =
-      reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | static_cast<uint64_t>(row_bytes);
-  return all % 16 == 0 ? 16 : static_cast<int>(all & -all);
 }
 
 // Writes chunks `first`, `first + step`, ... of a looked-up row of `chunks` chunks: those of table row `row`, or zeros
@@ -79,11 +67,6 @@ DTENSOR_HOST_DEVICE int32_t first_not_below(const int32_t* keys, int32_t count, 
   }
   return begin;
 }
-
-template <typename T, int kElements>
-struct alignas(kElements * sizeof(T)) Elements {
-  T values[kElements];
-};
 
 // Adds elements of several rows of a gradient: chunk `chunk` (of kElements elements) of the rows positions[begin],
 // positions[begin + step], ... before positions[end], in this order.

@@ -3,10 +3,10 @@
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #ifdef DTENSOR_HAVE_CUDA
 #include "ops/kernels/cuda/philox.h"
+#include "ops/support/cuda_stream.h"
 #endif
 
 namespace dtensor::internal {
@@ -67,10 +67,9 @@ void fill_cuda(const at::Tensor& part, const cpu::GlobalOffsets& offsets, const 
   p.ndim = static_cast<int>(part.dim());
   p.offsets = flat.empty() ? nullptr : table.const_data_ptr<int64_t>();
   const c10::DeviceGuard device(part.device());
-  const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
-  void* const cuda_stream = guard.getStreamNativeHandle(guard.getStream(part.device()));
-  const char* error = cuda::philox_fill(
-      p, draw, key, stream, probabilities.defined() ? probabilities.const_data_ptr<double>() : nullptr, cuda_stream);
+  const char* error = cuda::philox_fill(p, draw, key, stream,
+                                        probabilities.defined() ? probabilities.const_data_ptr<double>() : nullptr,
+                                        current_cuda_stream(part.device()));
   TORCH_CHECK(error == nullptr, "philox_fill: ", error);
 }
 #endif
