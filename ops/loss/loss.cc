@@ -1,7 +1,6 @@
 // Losses: one number per element or row, or their sum or mean. A mean is a sum of the ranks' shares, each scaled by its
 // part of the global count, so that uneven and empty shards are exact, and so are gradients. Losses that are not
-// operators of their own (l1_loss, kl_div, cross_entropy_loss with probabilities or label smoothing, ...) are composed
-// of others.
+// operators of their own (l1_loss, kl_div, ...) are composed of others.
 #include "ops/loss/loss.h"
 
 #include <ATen/ExpandUtils.h>

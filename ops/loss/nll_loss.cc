@@ -1,6 +1,7 @@
-// Negative log likelihood, which cross entropy over class indices ends in. Rows may be split freely; if the classes are
-// split over ranks (a vocabulary-parallel head), each rank handles the targets among its own classes. A mean divides by
-// the weights of all targets that are not ignored, so both sums are reduced in one all-reduce.
+// Negative log likelihood, which cross entropy over class indices ends in, unless cross_entropy.cc computes it. Rows
+// may be split freely; if the classes are split over ranks (a vocabulary-parallel head), each rank handles the targets
+// among its own classes. A mean divides by the weights of all targets that are not ignored, so both sums are reduced in
+// one all-reduce.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
