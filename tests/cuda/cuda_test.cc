@@ -6,6 +6,7 @@
 #include "dtensor/dtensor.h"
 #include "ops/embedding/mask_buffer.h"
 #include "ops/embedding/masked_embedding.h"
+#include "ops/loss/cross_entropy_part.h"
 #include "placement/parse_placements.h"
 #include "tests/testing/catch_torch.h"
 
@@ -105,6 +106,38 @@ TEST_CASE("cuda: masked embeddings equal ATen's operators on the CPU, in every d
           const double tolerance = dtype == torch::kDouble ? 1e-10 : dtype == torch::kFloat ? 1e-3 : 1;
           CHECK((gradient.cpu().to(torch::kDouble) - expected).abs().le(tolerance).all().item<bool>());
           CHECK(backward().equal(gradient));  // bitwise
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: cross entropy over parts of the classes equals that of the CPU, for every dtype and target") {
+  if (no_gpu()) return;
+  torch::manual_seed(0);
+  for (auto dtype : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16}) {
+    for (int64_t size : {0, 1, 7, 512, 3001}) {
+      for (double smoothing : {0.0, 0.1}) {
+        const ClassPart part{10, size, 4000, -100, smoothing};
+        const auto logits = torch::randn({33, size}).mul(4).to(dtype), weight = torch::rand({size}).to(dtype);
+        auto target = torch::randint(4000, {33}, torch::kLong);
+        target[5] = -100;
+        for (const auto& targets : {target, torch::rand({33, size}).to(dtype)}) {
+          for (const auto& weights : {torch::Tensor(), weight}) {
+            CAPTURE(dtype, size, smoothing, targets.scalar_type(), weights.defined());
+            const CrossEntropyArguments on_cpu{logits, targets, weights, part};
+            const CrossEntropyArguments on_gpu{logits.cuda(), targets.cuda(),
+                                               weights.defined() ? weights.cuda() : weights, part};
+            const double tolerance = dtype == torch::kDouble ? 1e-12 : 1e-4;
+            const auto expected = cross_entropy_part(on_cpu), got = cross_entropy_part(on_gpu);
+            CHECK(torch::allclose(got.cpu(), expected, tolerance, tolerance));
+            CHECK(cross_entropy_part(on_gpu).equal(got));  // bitwise
+            const auto grad = torch::randn({2, 33}, expected.options());
+            const auto gradient = cross_entropy_part_backward(grad.cuda(), expected[0].cuda(), on_gpu);
+            const double rounding = dtype == torch::kBFloat16 ? 1e-2 : dtype == torch::kHalf ? 2e-3 : tolerance;
+            CHECK(torch::allclose(gradient.cpu(), cross_entropy_part_backward(grad, expected[0], on_cpu), rounding,
+                                  rounding));
+          }
         }
       }
     }
