@@ -12,13 +12,16 @@
 #include "absl/flags/flag.h"
 #include "tests/fuzz/tally.h"
 #include "tests/fuzz/worker.h"
+#include "tests/testing/long_tests.h"
 #include "tools/flags.h"
 
 ABSL_FLAG(uint64_t, seed, 1, "where all chance comes from: equal seeds make equal programs");
 ABSL_FLAG(double, minutes, 1, "how long to go on");
 ABSL_FLAG(double, seconds, 0, "the same in seconds; 0: --minutes counts");
 ABSL_FLAG(int64_t, first, 0, "begin with this program of the seed: for a crash that takes the programs before it");
-ABSL_FLAG(int64_t, programs, -1, "stop before the program of this number; -1: when the time is over");
+ABSL_FLAG(
+    int64_t, programs, -1,
+    "stop before the program of this number; -1: when the time is over, or in a test before 5000, in its long form 20000");
 ABSL_FLAG(int64_t, replay, -1, "run this program of the seed alone");
 ABSL_FLAG(int64_t, steps, 6, "the most steps that a program has");
 ABSL_FLAG(double, shrink_seconds, 20, "how long to make a program that shows a finding smaller");
@@ -48,6 +51,8 @@ int fuzz() {
   options.seconds = seconds > 0 ? seconds : 60 * absl::GetFlag(FLAGS_minutes);
   options.first = absl::GetFlag(FLAGS_first);
   options.programs = absl::GetFlag(FLAGS_programs);
+  const bool is_test = std::getenv("TEST_TARGET") != nullptr;  // the same programs on a slow machine
+  if (is_test && options.programs < 0) options.programs = testing::long_tests() ? 20000 : 5000;
   options.only = absl::GetFlag(FLAGS_replay);
   options.most_steps = absl::GetFlag(FLAGS_steps);
   options.shrink_seconds = absl::GetFlag(FLAGS_shrink_seconds);
@@ -60,7 +65,7 @@ int fuzz() {
   const bool clean = std::all_of(findings.begin(), findings.end(), [&](const auto& f) {
     return is_open(f, options.open) || f.rfind(kPlainCrash, 0) == 0;  // which is not a fault of this library
   });
-  if (std::getenv("TEST_TARGET") != nullptr) std::printf("[dtensor] %d passed, %d failed, 0 skipped\n", clean, !clean);
+  if (is_test) std::printf("[dtensor] %d passed, %d failed, 0 skipped\n", clean, !clean);
   return clean ? 0 : 1;
 }
 
