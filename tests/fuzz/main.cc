@@ -19,9 +19,8 @@ ABSL_FLAG(uint64_t, seed, 1, "where all chance comes from: equal seeds make equa
 ABSL_FLAG(double, minutes, 1, "how long to go on");
 ABSL_FLAG(double, seconds, 0, "the same in seconds; 0: --minutes counts");
 ABSL_FLAG(int64_t, first, 0, "begin with this program of the seed: for a crash that takes the programs before it");
-ABSL_FLAG(
-    int64_t, programs, -1,
-    "stop before the program of this number; -1: when the time is over, or in a test before 5000, in its long form 20000");
+ABSL_FLAG(int64_t, programs, -1,
+          "stop before the program of this number; -1: when the time is over; fuzz_test has 5000");
 ABSL_FLAG(int64_t, replay, -1, "run this program of the seed alone");
 ABSL_FLAG(int64_t, steps, 6, "the most steps that a program has");
 ABSL_FLAG(double, shrink_seconds, 20, "how long to make a program that shows a finding smaller");

@@ -93,7 +93,7 @@ else
     version=${extension##*cpython-3} version=${version%%-*}
     python=python3.$version
   done
-  torchrun=(env PYTHONPATH="$site" PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1 "$python" -m torch.distributed.run --no-python
+  torchrun=(env -u PYTHONDONTWRITEBYTECODE PYTHONPATH="$site" PYTHONNOUSERSITE=1 "$python" -m torch.distributed.run --no-python
             --nproc_per_node 4 --standalone --local-addr 127.0.0.1)
   if ! command -v "$python" > /dev/null; then
     skip "torchrun: torch was built for $python, which is not installed"

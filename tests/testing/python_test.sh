@@ -12,4 +12,5 @@ for extension in "$site"/torch/_C.cpython-3*.so; do
 done
 command -v "$python" > /dev/null || skip "torch was built for $python, which is not installed"
 export DTENSOR_LIBRARY=$PWD/libdtensor.so
-exec env PYTHONPATH="$site" PYTHONNOUSERSITE=1 PYTHONDONTWRITEBYTECODE=1 "$python" "$script"
+# Python may write bytecode beside torch's sources: to compile those again in every process takes as long as all else of an import.
+exec env -u PYTHONDONTWRITEBYTECODE PYTHONPATH="$site" PYTHONNOUSERSITE=1 "$python" "$script"
