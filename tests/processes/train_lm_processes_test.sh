@@ -1,26 +1,17 @@
 #!/usr/bin/env bash
 # train_lm_processes_test.sh TRAIN_LM LAUNCH PYTHON_SITE|none: a job of several processes learns what one process with as many ranks
-# does, bit for bit, and reports the same, for every launcher.
+# does, bit for bit, and reports the same, for every launcher. In the short form each launcher starts one of the models, in the long one
+# tools/launch starts all of them, and each launcher the last.
 set -uo pipefail
 program=$PWD/$1 launch=$PWD/$2 site=$3
-passed=0 failed=0 skipped=0
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+. tests/tools/checks.sh
+skipped=0
 mkdir "$work/tmp"
 export OMP_NUM_THREADS=1 DTENSOR_TIMEOUT=60 TMPDIR=$work/tmp
 limit=150 # seconds, of every job
+steps=3
+! is_long || steps=5
 
-check() { # check NAME COMMAND...
-  local name=$1
-  shift
-  if "$@"; then
-    passed=$((passed + 1))
-  else
-    failed=$((failed + 1))
-    echo "FAILED: $name"
-    for f in out err; do sed "s/^/  $f | /" "$work/$f" | cut -c1-300 | tail -40; done
-  fi
-}
 skip() {
   skipped=$((skipped + 1))
   echo "SKIPPED: $*"
@@ -32,7 +23,7 @@ report() { grep -v -e '^text: ' -e '^Peak memory' "$1"; }
 peak() { sed -n 's/^Peak memory of distributed tensors per rank: \([0-9]*\) bytes$/\1/p' "$1"; }
 # of_one_process ARGUMENTS...: what the others are compared with
 of_one_process() {
-  arguments=(--text "$work/text" --steps 5 --sample 30 "$@")
+  arguments=(--text "$work/text" --steps $steps --sample 30 "$@")
   timeout $limit "$program" "${arguments[@]}" --world local --losses "$work/one.losses" > "$work/one.out" 2> "$work/err"
   cp "$work/one.out" "$work/out"
   check "one process: $*" test -s "$work/one.losses"
@@ -59,16 +50,22 @@ refuses() { # refuses NAME CODE PATTERN COMMAND...
   check "$name: says why" grep -qE -- "$pattern" "$work/err"
 }
 
-of_one_process --mesh dp=2,tp=2 --double
-job "launch, dp=2,tp=2, float64" "$launch" -n 4 --timeout $limit --
-of_one_process --mesh tp=4 --vocab word
-job "launch, tp=4, words" "$launch" -n 4 --timeout $limit --
-of_one_process --mesh dp=4 --batch 6
-job "launch, dp=4, an uneven batch" "$launch" -n 4 --timeout $limit --
-of_one_process --mesh dp=2,tp=2
-job "launch, dp=2,tp=2" "$launch" -n 4 --timeout $limit --
-refuses "a mesh of another size" 2 'train_lm: --mesh dp=3 has 3 ranks, but 4 were started' \
-  "$launch" -n 4 -- "$program" --text "$work/text" --mesh dp=3
+two_dims=(--mesh dp=2,tp=2) double=(--mesh dp=2,tp=2 --double) words=(--mesh tp=4 --vocab word) uneven=(--mesh dp=4 --batch 6)
+if is_long; then
+  of_one_process "${double[@]}"
+  job "launch, dp=2,tp=2, float64" "$launch" -n 4 --timeout $limit --
+  of_one_process "${words[@]}"
+  job "launch, tp=4, words" "$launch" -n 4 --timeout $limit --
+  of_one_process "${uneven[@]}"
+  job "launch, dp=4, an uneven batch" "$launch" -n 4 --timeout $limit --
+  of_one_process "${two_dims[@]}"
+  job "launch, dp=2,tp=2" "$launch" -n 4 --timeout $limit --
+else
+  of_one_process "${uneven[@]}"
+  job "launch, dp=4, an uneven batch" "$launch" -n 4 --timeout $limit --
+fi
+refuses "a mesh of another size" 2 'train_lm: --mesh dp=3 has 3 ranks, but 2 were started' \
+  "$launch" -n 2 -- "$program" --text "$work/text" --mesh dp=3
 refuses "an unknown world" 2 "train_lm: --world moon: must be 'local', 'env' or 'auto'" "$program" --world moon
 refuses "half a launcher" 1 'RANK is not set \(launcher: torchrun' env WORLD_SIZE=4 "$program" --text "$work/text"
 
@@ -83,6 +80,7 @@ wait
 exit $code
 END
 chmod +x "$work/srun"
+is_long || of_one_process "${words[@]}"
 job "Slurm's variables" "$work/srun"
 
 if [ "$site" = none ]; then
@@ -94,17 +92,18 @@ else
     python=python3.$version
   done
   torchrun=(env -u PYTHONDONTWRITEBYTECODE PYTHONPATH="$site" PYTHONNOUSERSITE=1 "$python" -m torch.distributed.run --no-python
-            --nproc_per_node 4 --standalone --local-addr 127.0.0.1)
+            --standalone --local-addr 127.0.0.1 --nproc_per_node)
   if ! command -v "$python" > /dev/null; then
     skip "torchrun: torch was built for $python, which is not installed"
   else
-    job "torchrun" "${torchrun[@]}"
+    job "torchrun" "${torchrun[@]}" 4
     refuses "torchrun's report has the cause" 1 "DTENSOR_TIMEOUT is 'soon'" \
-      env DTENSOR_TIMEOUT=soon "${torchrun[@]}" "$program" --text "$work/text"
+      env DTENSOR_TIMEOUT=soon "${torchrun[@]}" 2 "$program" --text "$work/text"
     check "by the file for errors" grep -q 'error_file: /' "$work/err"
   fi
 fi
 
+is_long || of_one_process "${double[@]}"
 if ! command -v mpirun > /dev/null; then
   skip "mpirun is not installed"
 elif mpirun --version 2> /dev/null | grep -q 'Open MPI'; then
@@ -116,5 +115,4 @@ fi
 find "$TMPDIR" -path '*dtensor*' ! -name "dtensor-$(id -u)" > "$work/out"
 check "no store is left" test ! -s "$work/out"
 
-echo "[dtensor] $passed passed, $failed failed, $skipped skipped"
-[ "$failed" = 0 ]
+finish
