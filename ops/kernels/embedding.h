@@ -45,9 +45,12 @@ DTENSOR_HOST_DEVICE void look_up_row(const C* table, int64_t row, C* out, int64_
   }
 }
 
-// In which type gradients of type T are added up; specialised for types that are added up in a wider one.
+// The types of elements that kernels add up.
+enum class ElementType : uint8_t { kHalf, kBFloat16, kFloat, kDouble };
+
+// In which type elements of type T are added up; specialised for types that are added up in a wider one.
 template <typename T>
-struct GradientSum {
+struct SumType {
   using Type = T;
   static DTENSOR_HOST_DEVICE Type widen(T value) { return value; }
   static DTENSOR_HOST_DEVICE T narrow(Type sum) { return sum; }
@@ -73,10 +76,10 @@ DTENSOR_HOST_DEVICE int32_t first_not_below(const int32_t* keys, int32_t count, 
 template <typename T, int kElements>
 DTENSOR_HOST_DEVICE void add_rows(const Elements<T, kElements>* grad, int64_t chunks, int64_t chunk,
                                   const int32_t* positions, int64_t begin, int64_t end, int64_t step,
-                                  typename GradientSum<T>::Type (&sum)[kElements]) {
+                                  typename SumType<T>::Type (&sum)[kElements]) {
   for (int64_t k = begin; k < end; k += step) {
     const Elements<T, kElements> one = grad[positions[k] * chunks + chunk];
-    for (int e = 0; e < kElements; ++e) sum[e] += GradientSum<T>::widen(one.values[e]);
+    for (int e = 0; e < kElements; ++e) sum[e] += SumType<T>::widen(one.values[e]);
   }
 }
 

@@ -2,37 +2,19 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
-#include <ATen/Parallel.h>
 
-#include <algorithm>
-#include <cstring>
 #include <limits>
-#include <memory>
 #include <type_traits>
 
-#include "comm/store_past_caches.h"
-#include "ops/kernels/embedding.h"
+#include "ops/kernels/cpu/positions_by_row.h"
 
 namespace dtensor::cpu {
 using namespace internal;
 
 namespace {
 
-// Rows per task, for tasks of 32 KiB.
-int64_t grain_of(int64_t row_bytes) {
-  return std::max<int64_t>(1, (int64_t{1} << 15) / std::max<int64_t>(row_bytes, 1));
-}
-
-alignas(64) constexpr char kZeros[1024] = {};
-
 void write(char* to, const char* from, int64_t bytes, bool past_caches) {
   past_caches ? store_past_caches(to, from, bytes) : static_cast<void>(std::memcpy(to, from, bytes));
-}
-void write_zeros(char* to, int64_t bytes, bool past_caches) {
-  if (!past_caches) return static_cast<void>(std::memset(to, 0, bytes));
-  for (int64_t b = 0; b < bytes; b += sizeof kZeros) {
-    store_past_caches(to + b, kZeros, std::min<int64_t>(bytes - b, sizeof kZeros));
-  }
 }
 
 // Copies `chunks` chunks of 16 bytes: which ids are own cannot be predicted, so for a short row a branch would cost
@@ -61,36 +43,6 @@ void look_up(const char* table, const Id* ids, char* out, int64_t count, int64_t
     }
     if (past_caches) close_stores();
   });
-}
-
-// Where the ids of each own row are, in ascending order: at order[starts[row]] to order[starts[row + 1] - 1].
-struct PositionsByRow {
-  std::vector<int32_t> starts, order;
-};
-
-template <typename Id>
-PositionsByRow positions_by_row(const Id* ids, int64_t count, const TableRows& rows) {
-  // Own ids first, without a branch for each: which ids are own cannot be predicted.
-  const std::unique_ptr<int32_t[]> positions(new int32_t[count + 1]);
-  const std::unique_ptr<int64_t[]> own(new int64_t[count + 1]);
-  int64_t size = 0;
-  bool wrong = false;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t row = gradient_row(ids[i], rows);
-    wrong |= !is_in_table(ids[i], rows);
-    positions[size] = static_cast<int32_t>(i);
-    own[size] = row;
-    size += row != kNotOwn;
-  }
-  TORCH_CHECK_INDEX(!wrong, "index out of range in self");
-  // A counting sort. While ids are counted, and then placed, the entry of a row is two places, and then one, behind.
-  PositionsByRow result;
-  result.starts.assign(rows.size + 2, 0);
-  for (int64_t k = 0; k < size; ++k) ++result.starts[own[k] + 2];
-  for (int64_t row = 0; row < rows.size; ++row) result.starts[row + 2] += result.starts[row + 1];
-  result.order.resize(size);
-  for (int64_t k = 0; k < size; ++k) result.order[result.starts[own[k] + 1]++] = positions[k];
-  return result;
 }
 
 // The rows of a gradient to add up.
@@ -129,21 +81,10 @@ void sum_by_row(const T* grad, const PositionsByRow& by_row, int64_t features, i
   const std::vector<int32_t>& starts = by_row.starts;
   const GradientRows<T> rows{grad, features, by_row.order};
   const bool past_caches = num_own_rows * features * static_cast<int64_t>(sizeof(T)) >= kPastCaches;
-  // The work for the rows before `row`: a row to write for each, and a row to read for each of their ids.
-  const auto work_before = [&](int64_t row) { return starts[row] + row; };
-  const auto row_at = [&](int64_t work) {
-    int64_t begin = 0, end = num_own_rows;
-    while (begin < end) {
-      const int64_t middle = begin + (end - begin) / 2;
-      work_before(middle) < work ? begin = middle + 1 : end = middle;
-    }
-    return begin;
-  };
-  at::parallel_for(0, work_before(num_own_rows), grain_of(features * sizeof(T)), [&](int64_t begin, int64_t end) {
+  by_row.for_rows(num_own_rows, features * sizeof(T), [&](int64_t begin, int64_t end) {
     alignas(64) Sum sum[kTile];
     T narrow[std::is_same_v<Sum, T> ? 1 : kTile];
-    const int64_t last = row_at(end);
-    for (int64_t row = row_at(begin); row < last; ++row) {
+    for (int64_t row = begin; row < end; ++row) {
       char* to = reinterpret_cast<char*>(out + row * features);
       if (starts[row] == starts[row + 1]) {
         write_zeros(to, features * sizeof(T), past_caches);

@@ -1,0 +1,34 @@
+// Tensors as arguments of the kernels of embeddings.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "ops/kernels/embedding.h"
+
+namespace dtensor::internal {
+
+// Whether the memory of `t` has its values.
+inline bool has_own_values(const at::Tensor& t) { return !t.is_conj() && !t.is_neg(); }
+
+inline bool has_index_type(const at::Tensor& ids) {
+  return ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt;
+}
+
+// Whether kernels add up elements of this type.
+inline bool has_element_type(const at::Tensor& t) {
+  const auto dtype = t.scalar_type();
+  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
+}
+
+// REQUIRES: has_element_type().
+ElementType element_type(const at::Tensor& t);
+
+// Whether kernels can sort the ids by row.
+bool can_sort(const at::Tensor& ids, int64_t num_own_rows);
+
+#ifdef DTENSOR_HAVE_CUDA
+// Device memory for sorting contiguous ids by row (ops/kernels/cuda/sorted_ids.h). `op`: for error texts.
+at::Tensor memory_to_sort(const at::Tensor& ids, const TableRows& rows, const char* op);
+#endif
+
+}  // namespace dtensor::internal
