@@ -6,8 +6,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_embedding_bag.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/searchsorted.h>
-#include <ATen/ops/zeros.h>
 
 #include <utility>
 #include <vector>
@@ -17,7 +15,6 @@
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
-#include "ops/indexing/local_index.h"
 #include "ops/support/arguments.h"
 #include "ops/support/meta_tensor.h"
 #include "ops/support/plain_numbers.h"
@@ -28,19 +25,10 @@ namespace dtensor::internal {
 
 int64_t first_of(const Spec& spec, int64_t i) { return spec.local_layout(i).offsets[0]; }
 
-at::Tensor bags_of(const at::Tensor& offsets, int64_t begin, int64_t count) {
-  const at::Tensor places = at::arange(begin, begin + count, offsets.options());
-  return at::searchsorted(offsets.contiguous(), places, /*out_int32=*/offsets.scalar_type() == at::kInt, /*right=*/true)
-      .sub_(1)
-      .clamp_min_(0);
-}
-
-OwnIds own_ids(const at::Tensor& ids, const Run& rows, int64_t num_rows, int64_t padding_idx) {
-  check_range(ids, 0, num_rows, 0);
-  const at::Tensor own =
-      ids.ge(rows.begin).logical_and_(ids.lt(rows.begin + rows.size)).logical_and_(ids.ne(padding_idx));
-  const at::Tensor places = own.nonzero().squeeze(1);
-  return {places, ids.index_select(0, places).sub_(rows.begin)};
+TableRows table_rows(const Spec& table, int64_t i, int64_t padding_idx) {
+  const Runs runs = table.local_layout(i).dims[0];
+  const Run own = runs.empty() ? Run{} : runs.front();
+  return {own.begin, own.size, table.sizes()[0], padding_idx};
 }
 
 namespace {
@@ -118,39 +106,11 @@ std::vector<DimStrategy> embedding_bag_strategies(const OpCall& call, int64_t me
 
 // ------------------------------------------------------------ on one rank
 
-struct Bags {
-  at::Tensor weight, ids, offsets, sample_weights;
-  int64_t mode = kBagSum, padding_idx = -1;
-  bool include_last = false, forward_only = false;
-};
-
-std::vector<at::Tensor> run(const Bags& b) {
-  const auto [result, bag_of_id, size, max_ids] = at::_embedding_bag(b.weight, b.ids, b.offsets, false, b.mode, false,
-                                                                     b.sample_weights, b.include_last, b.padding_idx);
+// ATen's kernel, for a rank that has all rows.
+std::vector<at::Tensor> run(const at::Tensor& weight, const Bags& b, int64_t padding_idx) {
+  const auto [result, bag_of_id, size, max_ids] =
+      at::_embedding_bag(weight, b.ids, b.offsets, false, b.mode, false, b.weights, b.include_last_offset, padding_idx);
   return {result, bag_of_id, size, max_ids};
-}
-
-// All results but the sums, from a table without memory that has the right number of rows.
-std::vector<at::Tensor> run_without_rows(const Bags& b, int64_t num_rows) {
-  Bags none = b;
-  none.weight = at::zeros({1, 1}, b.weight.options().dtype(at::kDouble)).expand({num_rows, 1});
-  none.sample_weights = at::Tensor();
-  return run(none);
-}
-
-// Sums over the rows that this rank has.
-at::Tensor sum_own_rows(const Bags& b, const Run& rows, int64_t num_rows) {
-  const int64_t bags = b.offsets.size(0) - (b.include_last ? 1 : 0);
-  const OwnIds own = own_ids(b.ids, rows, num_rows, b.padding_idx);
-  if (own.ids.numel() == 0) return b.weight.new_zeros({bags, b.weight.size(1)});
-  Bags some = b;
-  some.ids = own.ids;
-  // A bag begins after the own ids that precede it.
-  some.offsets = at::searchsorted(own.places, b.offsets.to(at::kLong), /*out_int32=*/false).to(b.offsets.scalar_type());
-  if (b.sample_weights.defined()) some.sample_weights = b.sample_weights.index_select(0, own.places);
-  some.mode = kBagSum;
-  some.padding_idx = -1;
-  return run(some)[kResult];
 }
 
 // Makes a result match its spec: some kernels leave it unfilled.
@@ -163,34 +123,25 @@ at::Tensor fitted(const at::Tensor& t, const Spec& spec, int64_t i) {
 void embedding_bag_local(const LocalCall& call, Stack& stack) {
   const Arguments args(call.op, stack);
   const Spec& table = *call.inputs[kWeight];
-  Bags b{args.tensor("weight"),
-         args.tensor("indices"),
-         args.tensor("offsets"),
-         {},
-         args["mode"].toInt(),
-         args["padding_idx"].toInt(),
-         args["include_last_offset"].toBool()};
-  if (args["per_sample_weights"].isTensor()) b.sample_weights = args.tensor("per_sample_weights");
-  const at::Tensor all_offsets = b.offsets;
+  const at::Tensor weight = args.tensor("weight");
+  Bags b{args.tensor("indices"), args.tensor("offsets"), optional_tensor(args["per_sample_weights"]),
+         args["mode"].toInt(), args["include_last_offset"].toBool()};
   const int64_t first_id = first_of(*call.inputs[kIds], call.i), first_bag = first_of(*call.inputs[kOffsets], call.i);
   if (b.offsets.size(0) < call.inputs[kOffsets]->sizes()[0]) b.offsets = b.offsets - first_id;
-  const Runs rows = table.local_layout(call.i).dims[0];
-  const bool all_rows = total_size(rows) == table.sizes()[0];
+  const TableRows rows = table_rows(table, call.i, args["padding_idx"].toInt());
   torch::jit::drop(stack, call.op.schema().arguments().size());
   std::vector<at::Tensor> results;
   if (b.offsets.size(0) == 0 || b.ids.numel() == 0) {
     results.assign(4, b.offsets);
-    results[kResult] = b.weight;
+    results[kResult] = weight;
     for (size_t o = 0; o < 4; ++o)
       results[o] = results[o].new_zeros(call.outputs[o]->local_shape(call.i),
                                         results[o].options().dtype(call.outputs[o]->dtype()));
-  } else if (all_rows && b.weight.size(1) > 0) {
-    results = run(b);
+  } else if (rows.size == rows.num_rows && weight.size(1) > 0) {
+    results = run(weight, b, rows.padding_idx);
   } else {
-    results = run_without_rows(b, table.sizes()[0]);
-    const at::Tensor size = results[kBagSize];
-    results[kResult] = sum_own_rows(b, rows.empty() ? Run{} : rows.front(), table.sizes()[0]);
-    if (b.mode == kBagMean) results[kResult].div_(size.clamp_min(1).unsqueeze(1).to(results[kResult].scalar_type()));
+    const BagResults own = fused_masked_embedding_bag(weight, b, rows);
+    results = {own.result, own.bag_of_id, own.bag_size, own.max_ids};
   }
   at::Tensor& bag_of_id = results[kBagOfId];
   const int64_t named = call.outputs[kBagOfId]->local_shape(call.i)[0];

@@ -5,27 +5,15 @@
 // accepts such offsets, only then.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
-#include "placement/geometry.h"
+#include "ops/embedding/masked_embedding_bag.h"
 #include "plan/spec.h"
 
 namespace dtensor::internal {
 
-enum EmbeddingBagMode : int64_t { kBagSum = 0, kBagMean = 1, kBagMax = 2 };
-
 // For a dim on which `t` may be split: the first index that local rank i holds, and its rows as one run.
 int64_t first_of(const Spec& spec, int64_t i);
 
-// The bag that contains each of the positions [begin, begin + count): the last one that begins there or before.
-// `offsets`: of all bags.
-at::Tensor bags_of(const at::Tensor& offsets, int64_t begin, int64_t count);
-
-// Ids that point into `rows` and are not `padding_idx`: their positions, and their values relative to the rows. Error
-// (IndexError): an id outside [0, num_rows).
-struct OwnIds {
-  at::Tensor places, ids;
-};
-OwnIds own_ids(const at::Tensor& ids, const Run& rows, int64_t num_rows, int64_t padding_idx);
+// The rows of a table that a rank holds. REQUIRES: one run, as the strategies split rows by Shard alone.
+TableRows table_rows(const Spec& table, int64_t i, int64_t padding_idx);
 
 }  // namespace dtensor::internal

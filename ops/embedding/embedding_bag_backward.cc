@@ -1,7 +1,6 @@
 // Gradients of embedding bags: of the table, and of the weights of single ids.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_embedding_bag_dense_backward.h>
-#include <ATen/ops/_embedding_bag_per_sample_weights_backward.h>
 #include <ATen/ops/cat.h>
 
 #include <utility>
@@ -79,34 +78,28 @@ OutputMetas table_metas(const OpCall& call) {
   return contiguous_metas({call.get_int("num_weights"), grad.sizes()[1]}, {grad.dtype()});
 }
 
-// Drops ids that belong to rows of other ranks.
-void keep_own_rows(Arguments& args, const Run& rows) {
-  const OwnIds own = own_ids(args.tensor("indices"), rows, args["num_weights"].toInt(), args["padding_idx"].toInt());
-  args.set("indices", own.ids);
-  args.set("offset2bag", args.tensor("offset2bag").index_select(0, own.places));
-  if (args["per_sample_weights"].isTensor() && args.tensor("per_sample_weights").defined())
-    args.set("per_sample_weights", args.tensor("per_sample_weights").index_select(0, own.places));
-  args.set("num_weights", rows.size);
-  args.set("padding_idx", -1);
-}
-
 void table_local(const LocalCall& call, Stack& stack) {
   Arguments args(call.op, stack);
   const Spec& result = *call.outputs[0];
-  const Runs runs = result.local_layout(call.i).dims[0];
-  if (total_size(runs) < result.sizes()[0]) keep_own_rows(args, runs.empty() ? Run{} : runs.front());
   // Bags are counted from the first one that this rank has gradients of.
   const int64_t first_bag = first_of(*call.inputs[0], call.i);
   if (first_bag > 0) args.set("offset2bag", args.tensor("offset2bag") - first_bag);
-  const at::Tensor grad = args.tensor("grad");
-  const Shape sizes = result.local_shape(call.i);
-  const bool nothing = args.tensor("indices").numel() == 0 || grad.numel() == 0;
-  if (!nothing) {
+  const at::Tensor grad = args.tensor("grad"), ids = args.tensor("indices");
+  const TableRows rows = table_rows(result, call.i, args["padding_idx"].toInt());
+  const bool nothing = ids.numel() == 0 || grad.numel() == 0;
+  if (!nothing && rows.size == rows.num_rows) {
     for (const char* name : {"grad", "indices", "offset2bag"}) args.set(name, args.tensor(name).contiguous());
     return call.op.callBoxed(stack);
   }
-  torch::jit::drop(stack, call.op.schema().arguments().size());
-  stack.emplace_back(grad.new_zeros(sizes));
+  const BagsOfIds bags{ids,
+                       args.tensor("offset2bag"),
+                       optional_tensor(args["per_sample_weights"]),
+                       args.tensor("bag_size"),
+                       args.tensor("maximum_indices"),
+                       args["mode"].toInt()};
+  return_tensors(
+      call.op, stack,
+      {nothing ? grad.new_zeros(result.local_shape(call.i)) : fused_masked_embedding_bag_backward(grad, bags, rows)});
 }
 
 // ------------------------------------------------------------ weights of single ids
@@ -130,19 +123,10 @@ OutputMetas weights_metas(const OpCall& call) {
 // Ids in rows of other ranks get 0 here.
 void weights_local(const LocalCall& call, Stack& stack) {
   const Arguments args(call.op, stack);
-  const at::Tensor grad = args.tensor("grad"), weight = args.tensor("weight"), ids = args.tensor("indices");
-  const Spec& table = *call.inputs[1];
-  const Runs rows = table.local_layout(call.i).dims[0];
-  const OwnIds own = own_ids(ids, rows.empty() ? Run{} : rows.front(), table.sizes()[0], args["padding_idx"].toInt());
-  const at::Tensor result = grad.new_zeros(ids.sizes());
-  if (own.ids.numel() > 0 && grad.numel() > 0) {
-    const at::Tensor bags = args.tensor("offset2bag").index_select(0, own.places);
-    const at::Tensor own_part = at::_embedding_bag_per_sample_weights_backward(
-        grad, weight, own.ids, args.tensor("offsets"), bags, args["mode"].toInt(), -1);
-    result.index_copy_(0, own.places, own_part.to(result.scalar_type()));
-  }
-  torch::jit::drop(stack, call.op.schema().arguments().size());
-  stack.emplace_back(result);
+  return_tensors(call.op, stack,
+                 {fused_masked_embedding_bag_weights_backward(
+                     args.tensor("grad"), args.tensor("weight"), args.tensor("indices"), args.tensor("offset2bag"),
+                     table_rows(*call.inputs[1], call.i, args["padding_idx"].toInt()))});
 }
 
 // ------------------------------------------------------------ handlers
