@@ -1,5 +1,6 @@
-// Measures the kernels of vocabulary-parallel embeddings (dtensor::masked_embedding), forward and backward, compared
-// with the same composed of ATen's operators, and with the memory that must be read and written.
+// Measures the kernels of vocabulary-parallel embeddings and bags (dtensor::masked_embedding, masked_embedding_bag),
+// forward and backward, compared with the same composed of ATen's operators, and with the memory that must be read and
+// written.
 //
 //   ./bazelw run //benchmarks:embedding
 //
@@ -8,6 +9,9 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_embedding_bag.h>
+#include <ATen/ops/_embedding_bag_dense_backward.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/bitwise_or.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/embedding_dense_backward.h>
@@ -22,6 +26,7 @@
 #include <cstdio>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/flags/flag.h"
@@ -48,6 +53,20 @@ const std::vector<Case> kCases = {
     {8192, 128000, 8, 1024, at::kFloat, 4, 1.2, 0, 1.3}, {8192, 32000, 4, 1024, at::kBFloat16, 4, 1.2, 0, 1.3},
     {65536, 50304, 4, 64, at::kBFloat16, 4, 0, 1.8, 0},  {16384, 50304, 4, 64, at::kFloat, 0, 0, 1.8, 0},
     {1024, 32000, 4, 64, at::kFloat, 4, 0, 0, 0},
+};
+
+// As Case, for bags of `ids_per_bag` ids each. No gates: where the rows are larger than the caches, their memory limits
+// both.
+struct BagCase {
+  int64_t bags, ids_per_bag, rows, parts, features;
+  c10::ScalarType dtype;
+};
+
+const std::vector<BagCase> kBagCases = {
+    {4096, 20, 1000000, 4, 64, at::kFloat},
+    {4096, 20, 1000000, 4, 64, at::kBFloat16},
+    {2048, 40, 100000, 8, 128, at::kFloat},
+    {256, 8, 50000, 4, 16, at::kFloat},
 };
 
 double cpu_seconds() {
@@ -118,6 +137,55 @@ Figures measure_backward(const Case& c, const at::Tensor& ids, int64_t own_ids) 
                   }});
 }
 
+using BagLookupOp = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
+                                                                               const at::Tensor&, int64_t, int64_t,
+                                                                               int64_t,
+                                                                               const std::optional<at::Tensor>&, bool,
+                                                                               int64_t);
+using BagGradientOp = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                                 const at::Tensor&, int64_t, int64_t, int64_t, int64_t,
+                                 const std::optional<at::Tensor>&, int64_t);
+
+template <typename Signature>
+auto operator_of(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+// Sums of bags: forward and backward.
+std::array<Figures, 2> measure_bags(const BagCase& c) {
+  const int64_t size = c.rows / c.parts, offset = size, num_ids = c.bags * c.ids_per_bag;
+  const at::Tensor ids = at::randint(c.rows, {num_ids}, at::kLong),
+                   offsets = at::arange(0, num_ids, c.ids_per_bag, at::kLong),
+                   part = at::rand({size, c.features}).to(c.dtype), grad = at::rand({c.bags, c.features}).to(c.dtype);
+  const int64_t own_ids = ids.ge(offset).logical_and(ids.lt(offset + size)).sum().item<int64_t>();
+  const auto lookup = operator_of<BagLookupOp>("dtensor::masked_embedding_bag");
+  const auto gradient = operator_of<BagGradientOp>("dtensor::masked_embedding_bag_backward");
+  at::Tensor result, bag_of_id, bag_size, max_ids;
+  std::tie(result, bag_of_id, bag_size, max_ids) = lookup.call(part, ids, offsets, offset, c.rows, 0, {}, false, -1);
+  const Figures forward = measure({[&] { lookup.call(part, ids, offsets, offset, c.rows, 0, {}, false, -1); },
+                                   [&] {
+                                     const at::Tensor mask = at::bitwise_or(ids.lt(offset), ids.ge(offset + size));
+                                     at::_embedding_bag(part, ids.sub(offset).masked_fill_(mask, 0), offsets, false, 0,
+                                                        false, mask.logical_not().to(c.dtype));
+                                   },
+                                   [&] {
+                                     part.narrow(0, 0, own_ids).sum();
+                                     at::empty_like(grad).copy_(grad);
+                                   }});
+  const Figures backward =
+      measure({[&] { gradient.call(grad, ids, bag_of_id, bag_size, max_ids, offset, size, c.rows, 0, {}, -1); },
+               [&] {
+                 const at::Tensor mask = at::bitwise_or(ids.lt(offset), ids.ge(offset + size));
+                 at::_embedding_bag_dense_backward(grad, ids.sub(offset).masked_fill_(mask, 0), bag_of_id, bag_size,
+                                                   bag_size, size, false, 0, mask.logical_not().to(c.dtype));
+               },
+               [&] {
+                 at::empty_like(part).zero_();
+                 part.narrow(0, 0, own_ids).sum();
+               }});
+  return {forward, backward};
+}
+
 void report(dtensor::benchmarks::Gates& gates, const std::string& what, const Figures& f, double speedup,
             double memory) {
   const dtensor::benchmarks::Comparison row = {
@@ -141,6 +209,14 @@ int run() {
                              std::to_string(c.rows) + " x " + std::to_string(c.features) + " " + c10::toString(c.dtype);
     report(gates, what + ", forward", measure_forward(c, ids, own_ids), c.forward_speedup, c.forward_memory);
     report(gates, what + ", backward", measure_backward(c, ids, own_ids), c.backward_speedup, c.backward_memory);
+  }
+  for (const BagCase& c : kBagCases) {
+    const std::string what = std::to_string(c.bags) + " bags of " + std::to_string(c.ids_per_bag) + ", rows 1/" +
+                             std::to_string(c.parts) + " of " + std::to_string(c.rows) + " x " +
+                             std::to_string(c.features) + " " + c10::toString(c.dtype);
+    const auto [forward, backward] = measure_bags(c);
+    report(gates, what + ", forward", forward, 0, 0);
+    report(gates, what + ", backward", backward, 0, 0);
   }
   return gates.close();
 }

@@ -10,6 +10,7 @@
 #include <c10/core/DeviceGuard.h>
 
 #include "ops/kernels/cuda/embedding_bag.h"
+#include "ops/support/cuda_stream.h"
 #endif
 
 namespace dtensor::internal {
@@ -21,7 +22,7 @@ constexpr bool kHasCudaKernels = true;
 template <typename Kernel>
 void run_on_cuda(const char* op, c10::Device device, const Kernel& kernel) {
   const c10::DeviceGuard guard(device);
-  const char* error = kernel(current_stream(device));
+  const char* error = kernel(current_cuda_stream(device));
   TORCH_CHECK(error == nullptr, op, ": ", error);
 }
 #else

@@ -6,6 +6,7 @@
 #include "dtensor/dtensor.h"
 #include "ops/embedding/mask_buffer.h"
 #include "ops/embedding/masked_embedding.h"
+#include "ops/embedding/masked_embedding_bag.h"
 #include "ops/loss/cross_entropy_part.h"
 #include "placement/parse_placements.h"
 #include "tests/testing/catch_torch.h"
@@ -138,6 +139,52 @@ TEST_CASE("cuda: cross entropy over parts of the classes equals that of the CPU,
             CHECK(torch::allclose(gradient.cpu(), cross_entropy_part_backward(grad, expected[0], on_cpu), rounding,
                                   rounding));
           }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: bags of a rank's rows equal ATen's operators on the CPU, in every mode, dtype, width and shard") {
+  if (no_gpu()) return;
+  torch::manual_seed(0);
+  // 5000 ids in one bag, most of them 6: more than one thread adds up the gradient of its row.
+  const auto ids = torch::cat({torch::randint(20, {40}, torch::kInt), torch::full({5000}, 6, torch::kInt)});
+  const auto offsets = torch::tensor(std::vector<int>{0, 3, 3, 40}, torch::kInt);
+  for (auto dtype : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16}) {
+    for (int64_t features : {1, 8, 65, 1100}) {
+      for (const auto& rows : {TableRows{0, 5, 20}, TableRows{5, 9, 20, 7}, TableRows{20, 0, 20}}) {
+        for (int64_t mode : {kBagSum, kBagMean, kBagMax}) {
+          CAPTURE(dtype, features, rows.offset, mode);
+          const auto part = torch::randn({rows.size, features}).to(dtype), grad = torch::randn({4, features}).to(dtype);
+          const auto weights = mode == kBagSum ? torch::rand({ids.numel()}).to(dtype) : torch::Tensor();
+          const auto doubled = weights.defined() ? weights.to(torch::kDouble) : weights;
+          const auto on_gpu = weights.defined() ? weights.cuda() : weights;
+          const auto close = [&](const torch::Tensor& a, const torch::Tensor& b) {
+            const double tolerance = dtype == torch::kDouble ? 1e-10 : dtype == torch::kFloat ? 1e-2 : 64;
+            const auto cpu = a.cpu().to(torch::kDouble);
+            return (cpu - b).abs().le(tolerance).logical_or(cpu.eq(b)).all().item<bool>();
+          };
+          const auto expected = masked_embedding_bag(part.to(torch::kDouble), {ids, offsets, doubled, mode}, rows);
+          const auto r = fused_masked_embedding_bag(part.cuda(), {ids.cuda(), offsets.cuda(), on_gpu, mode}, rows);
+          CHECK(close(r.result, expected.result));
+          CHECK(r.bag_of_id.cpu().equal(expected.bag_of_id));
+          CHECK(r.bag_size.cpu().equal(expected.bag_size));
+          CHECK(r.max_ids.cpu().equal(expected.max_ids));
+          const auto backward = [&] {
+            return fused_masked_embedding_bag_backward(
+                grad.cuda(), {ids.cuda(), r.bag_of_id, on_gpu, r.bag_size, r.max_ids, mode}, rows);
+          };
+          const auto gradient = backward();
+          CHECK(close(gradient,
+                      masked_embedding_bag_backward(
+                          grad.to(torch::kDouble),
+                          {ids, expected.bag_of_id, doubled, expected.bag_size, expected.max_ids, mode}, rows)));
+          CHECK(backward().equal(gradient));  // bitwise
+          CHECK(close(
+              fused_masked_embedding_bag_weights_backward(grad.cuda(), part.cuda(), ids.cuda(), r.bag_of_id, rows),
+              masked_embedding_bag_weights_backward(grad.to(torch::kDouble), part.to(torch::kDouble), ids,
+                                                    expected.bag_of_id, rows)));
         }
       }
     }
