@@ -242,6 +242,7 @@ c10::Device World::device(int64_t rank) const {
 }
 
 World World::in_use() const {
+  if (use_) return *this;
   WorldState& state = checked(state_);
   World handle = *this;
   std::lock_guard lock(state.use_mutex);

@@ -136,7 +136,13 @@ Shape Spec::local_shape(int64_t i) const {
   return dtensor::local_shape(meta_.sizes, mesh_.shape(), placements_, mesh_.local_coordinate(i));
 }
 
-int64_t Spec::max_local_bytes() const { return largest_part_bytes(meta_, mesh_.shape(), placements_); }
+int64_t Spec::max_local_bytes() const {
+  int64_t bytes = max_local_bytes_.load(std::memory_order_relaxed);
+  if (bytes >= 0) return bytes;
+  bytes = largest_part_bytes(meta_, mesh_.shape(), placements_);
+  max_local_bytes_.store(bytes, std::memory_order_relaxed);
+  return bytes;
+}
 
 std::string Spec::to_short_string() const {
   return absl::StrCat(dtensor::to_string(meta_), "(", dtensor::to_string(placements_), ")");

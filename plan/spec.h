@@ -11,6 +11,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
+#include <atomic>
 #include <cstdint>
 #include <iosfwd>
 #include <memory>
@@ -72,6 +73,7 @@ class Spec {
   Placements placements_;
   TensorMeta meta_;
   uint64_t id_ = 0;
+  mutable std::atomic<int64_t> max_local_bytes_{-1};  // computed at the first use
   friend struct internal::SpecInterner;
 };
 

@@ -12,6 +12,11 @@ bool has_number(const Numbers& numbers, size_t input) {
 
 }  // namespace
 
+bool CallContext::is_default() const {
+  return mutable_layouts.empty() && parameters.empty() && factory_inputs.empty() && preferred_layouts.empty() &&
+         !partial_inputs_reused && !gradient_target && !limits.any();
+}
+
 bool CallContext::is_mutable(size_t input) const { return has_number(mutable_layouts, input); }
 
 bool CallContext::is_parameter(size_t input) const { return has_number(parameters, input); }
@@ -23,6 +28,8 @@ const Spec* CallContext::preferred_layout(size_t input) const {
 }
 
 void CallContext::append_to_key(CacheKey& key) const {
+  key.push_back(!is_default());
+  if (is_default()) return;
   const auto append_numbers = [&](const auto& numbers) {
     key.push_back(numbers.size());
     for (const int k : numbers) key.push_back(static_cast<uint64_t>(k));

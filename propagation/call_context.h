@@ -38,6 +38,7 @@ struct CallContext {
   SpecPtr gradient_target;
   Limits limits;  // of redistributions of inputs
 
+  bool is_default() const;  // no hints
   bool is_mutable(size_t input) const;
   bool is_parameter(size_t input) const;
   bool is_factory_input(size_t input) const;

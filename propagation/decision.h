@@ -34,6 +34,10 @@ struct Decision {
 
   std::vector<SpecPtr> preferred_outputs;  // as CallContext::preferred_layouts, of the outputs; empty: none known
 
+  // Every input stays in its layout, none is Partial or absent, the one result is a tensor, and the local computation
+  // is the operator itself: a typed kernel can compute the call without a stack.
+  bool direct = false;
+
   int64_t bytes() const;  // of all input redistributions
   // "aten::mm(S(0), R) -> S(0); input 1: S(0) -> R: all_gather(dp) 4096 B"
   std::string explain(const OpCall& call) const;

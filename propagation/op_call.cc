@@ -130,7 +130,7 @@ std::string OpCall::input_name(int i) const { return internal::input_name(schema
 
 namespace internal {
 
-std::string input_name(const c10::FunctionSchema& schema, const std::vector<ArgSlot>& slots, int i) {
+std::string input_name(const c10::FunctionSchema& schema, c10::ArrayRef<ArgSlot> slots, int i) {
   for (size_t a = 0; a < slots.size(); ++a) {
     const ArgSlot& slot = slots[a];
     if (slot.kind == ArgSlot::Kind::kStatic || i < slot.first || i >= slot.first + slot.count) continue;

@@ -95,7 +95,7 @@ namespace internal {
 std::string dotted_name(const c10::OperatorHandle& op);
 
 // OpCall::input_name() of a call with these arguments.
-std::string input_name(const c10::FunctionSchema& schema, const std::vector<ArgSlot>& slots, int i);
+std::string input_name(const c10::FunctionSchema& schema, c10::ArrayRef<ArgSlot> slots, int i);
 
 // The class of a number (int, float, complex, bool); kOrdinary for any other value.
 NumberClass number_class(const c10::IValue& value);

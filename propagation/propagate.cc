@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "placement/parse_placements.h"
 #include "plan/redistribute_planner.h"
@@ -183,6 +184,22 @@ Problem problem_of(const OpCall& call, const OpRule* rule) {
   return problem;
 }
 
+bool calls_operator(const Decision& decision) {
+  if (!decision.rule->local) return true;
+  const auto is_integer = [](const SpecPtr& spec) { return c10::isIntegralType(spec->dtype(), /*includeBool=*/true); };
+  return decision.rule->local_calls_operator && absl::c_none_of(decision.computed, is_integer);
+}
+
+bool is_direct(const Decision& decision) {
+  const auto is_whole = [](const SpecPtr& spec) { return spec && !spec->has_partial(); };
+  const auto is_set = [](const auto& pointer) { return pointer != nullptr; };
+  const auto is_offset = [](int64_t offset) { return offset != 0; };
+  return absl::c_all_of(decision.given, is_whole) && absl::c_none_of(decision.input_plans, is_set) &&
+         decision.output_counts == std::vector<int>{-1} && decision.outputs[0] &&
+         absl::c_none_of(decision.output_offsets, is_offset) && absl::c_none_of(decision.preferred_outputs, is_set) &&
+         calls_operator(decision);
+}
+
 std::shared_ptr<const Decision> decision_of(const Problem& problem, const Strategy& choice,
                                             std::shared_ptr<const OpRule> rule) {
   const OpCall& call = problem.call;
@@ -210,6 +227,7 @@ std::shared_ptr<const Decision> decision_of(const Problem& problem, const Strate
     decision->outputs.push_back(Spec::get(call.mesh, normalized(call, choice.outputs[o], ndim), *metas.tensors[o]));
   }
   decision->preferred_outputs = find_preferred_layouts(problem, choice, *decision->rule, decision->outputs);
+  decision->direct = is_direct(*decision);
   return decision;
 }
 

@@ -44,6 +44,14 @@ struct StrategyCache::State {
   uint64_t evictions = 0;
   bool frozen = false;
 
+  // Counts a hit.
+  std::shared_ptr<const Decision> use(Entries::iterator entry) {
+    ++hits;
+    ++entry->hits;
+    if (entry != entries.begin()) entries.splice(entries.begin(), entries, entry);
+    return entry->plan;
+  }
+
   // Moves entries beyond the capacity to `evicted`, to be destroyed outside the lock.
   void evict(Entries& evicted) {
     while (entries.size() > capacity) {
@@ -64,11 +72,13 @@ std::shared_ptr<const Decision> StrategyCache::find(const CacheKey& key) {
     ++state_->misses;
     return nullptr;
   }
-  ++state_->hits;
-  auto entry = it->second;
-  ++entry->hits;
-  if (entry != state_->entries.begin()) state_->entries.splice(state_->entries.begin(), state_->entries, entry);
-  return entry->plan;
+  return state_->use(it->second);
+}
+
+std::shared_ptr<const Decision> StrategyCache::find_direct(const CacheKey& key) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  auto it = state_->index.find(&key);
+  return it == state_->index.end() || !it->second->plan->direct ? nullptr : state_->use(it->second);
 }
 
 void StrategyCache::insert(const CacheKey& key, std::shared_ptr<const Decision> plan, std::string description) {

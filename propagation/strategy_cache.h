@@ -41,6 +41,8 @@ class StrategyCache {
 
   // Null on a miss. Counts.
   std::shared_ptr<const Decision> find(const CacheKey& key);
+  // The same, but only for a decision with Decision::direct: null for others, and misses do not count.
+  std::shared_ptr<const Decision> find_direct(const CacheKey& key);
   // Error (c10::Error) while frozen: the text has `description`, so that a serving loop can see which call was new.
   void insert(const CacheKey& key, std::shared_ptr<const Decision> plan, std::string description);
 

@@ -62,6 +62,11 @@ void run_at_key(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* 
 
 }  // namespace
 
+const c10::KernelFunction& boxed_kernel() {
+  static const auto& kernel = *new auto(c10::KernelFunction::makeFromBoxedFunction<&run_at_key>());
+  return kernel;
+}
+
 void register_fallback(Fallback* fallback) {
   auto& dispatcher = c10::Dispatcher::singleton();
   const auto kernels = dispatcher.getRegistrationsForDispatchKey(kDTensorKey);
@@ -75,7 +80,7 @@ void register_fallback(Fallback* fallback) {
     (dispatcher.*member(DeregisterFallback{}))(kDTensorKey);
   }
   new c10::RegistrationHandleRAII(dispatcher.registerFallback(  // stays for the process' lifetime
-      kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&run_at_key>(), "dtensor"));
+      kDTensorKey, boxed_kernel(), "dtensor"));
 }
 
 std::string describe_dispatch_key() {

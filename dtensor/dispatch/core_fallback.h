@@ -13,4 +13,8 @@ using Fallback = void(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 // of its own at kDTensorKey for single operators, which would not reach the fallback.
 void register_fallback(Fallback* fallback);
 
+// What runs at kDTensorKey for all operators but those with typed kernels (internal/typed_kernels.h), which call it
+// where they do not apply.
+const c10::KernelFunction& boxed_kernel();
+
 }  // namespace dtensor::internal

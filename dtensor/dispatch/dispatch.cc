@@ -9,10 +9,12 @@
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/core_fallback.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/internal/call_key.h"
 #include "dtensor/dispatch/internal/gradient_way.h"
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/dispatch/internal/plain_dispatch.h"
 #include "dtensor/dispatch/internal/replicated_dispatch.h"
+#include "dtensor/dispatch/internal/typed_kernels.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch/reduce_first.h"
@@ -70,6 +72,7 @@ std::vector<RankTensors> run_local(const OpInfo& info, const Decision& decision,
   for (auto& o : outputs) o.reserve(ranks);
   LocalGuard guard;
   Stack stack;
+  stack.reserve(args.size());
   for (size_t r = 0; r < ranks; ++r) {
     fill_local_stack(stack, in, args, locals, r);
     if (decision.rule->local) {
@@ -283,6 +286,26 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
   for (auto& r : results) stack.push_back(std::move(r));
 }
 
+void run_by_rule(const OpInfo& info, Stack& stack) {
+  const OpInfo::Resolved& resolved = info.resolve();
+  if (!resolved.rule && info.composite_implicit) {
+    return info.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+  }
+  if (resolved.rule && has_empty_out(info, torch::jit::last(stack, info.args.size())) &&
+      run_functional_form(info, stack))
+    return;
+  Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
+  if (in.hooks_watched) check_hooks_ran(info, in);
+  if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
+  if (in.observed) {
+    for (const at::Tensor& t : written_tensors(info, in)) check_write(t, info.name);
+  }
+  if (!resolved.rule) return run_without_rule(info, in, stack);
+  use_reduced_copies(info, torch::jit::last(stack, info.args.size()), in);
+  note_context(info, in);
+  run_rule(info, resolved, std::move(in), stack);
+}
+
 void dispatch_to_handler(const OpInfo& info, const c10::OperatorHandle& op, Stack& stack) {
   const auto args = torch::jit::last(stack, info.args.size());
   note_parameters(info, args);
@@ -306,37 +329,18 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   std::function<void()> when_done;
   if (CallHook* hook = CallHook::watching()) when_done = hook->before_call(info, args);
   if (info.handler == nullptr) {
-    dispatch_by_rule(op, *stack);
+    run_by_rule(info, *stack);
   } else {
     dispatch_to_handler(info, op, *stack);
   }
   if (when_done) when_done();
 }
 
-void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
-  const OpInfo& info = op_info(op);
-  const auto resolved = info.resolve();
-  if (!resolved->rule && info.composite_implicit) {
-    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
-  }
-  if (resolved->rule && has_empty_out(info, torch::jit::last(stack, info.args.size())) &&
-      run_functional_form(info, stack))
-    return;
-  Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
-  if (in.hooks_watched) check_hooks_ran(info, in);
-  if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
-  if (in.observed) {
-    for (const at::Tensor& t : written_tensors(info, in)) check_write(t, info.name);
-  }
-  if (!resolved->rule) return run_without_rule(info, in, stack);
-  use_reduced_copies(info, torch::jit::last(stack, info.args.size()), in);
-  note_context(info, in);
-  run_rule(info, *resolved, std::move(in), stack);
-}
+void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) { run_by_rule(op_info(op), stack); }
 
 namespace {
 
-const bool registered = (register_fallback(&dispatch), true);
+const bool registered = (register_fallback(&dispatch), register_typed_kernels(), true);
 
 }  // namespace
 

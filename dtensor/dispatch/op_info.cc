@@ -61,12 +61,15 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toStri
   handler = RuleRegistry::instance().find_handler(op);
 }
 
-std::shared_ptr<const OpInfo::Resolved> OpInfo::resolve() const {
-  const uint64_t generation = RuleRegistry::instance().generation();
-  auto current = std::atomic_load(&resolved_);
-  if (current && current->generation == generation) return current;
-  auto fresh = std::make_shared<Resolved>();
-  fresh->generation = generation;
+const OpInfo::Resolved& OpInfo::resolve() const {
+  const Resolved* current = resolved_.load(std::memory_order_acquire);
+  if (current != nullptr && current->generation == RuleRegistry::instance().generation()) return *current;
+  return resolve_again();
+}
+
+const OpInfo::Resolved& OpInfo::resolve_again() const {
+  auto* fresh = new Resolved;
+  fresh->generation = RuleRegistry::instance().generation();
   fresh->rule = RuleRegistry::instance().find(op);
   fresh->value_free.resize(args.size());
   fresh->divisor.resize(args.size());
@@ -78,8 +81,8 @@ std::shared_ptr<const OpInfo::Resolved> OpInfo::resolve() const {
       if (auto i = op.schema().argumentIndexWithName(name)) fresh->divisor[*i] = true;
     }
   }
-  std::atomic_store(&resolved_, std::shared_ptr<const Resolved>(fresh));
-  return fresh;
+  resolved_.store(fresh, std::memory_order_release);
+  return *fresh;
 }
 
 const OpInfo& op_info(const c10::OperatorHandle& op) {

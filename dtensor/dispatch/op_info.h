@@ -43,11 +43,12 @@ struct OpInfo {
     std::vector<bool> divisor;     // likewise
     uint64_t generation = 0;
   };
-  // The present rule; looked up again after rules were added.
-  std::shared_ptr<const Resolved> resolve() const;
+  // The present rule; looked up again after rules were added. Valid for the life of the process.
+  const Resolved& resolve() const;
 
  private:
-  mutable std::shared_ptr<const Resolved> resolved_;
+  const Resolved& resolve_again() const;
+  mutable std::atomic<const Resolved*> resolved_{nullptr};  // never freed, as other threads may use an older one
 };
 
 // Cached per operator, for the life of the process.

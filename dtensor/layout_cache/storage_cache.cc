@@ -80,6 +80,10 @@ void note_write(const at::Tensor& t, std::string_view op) {
 
 uint64_t mark_written(LocalStorage& storage) {
   const uint64_t before = storage.writes.fetch_add(1, std::memory_order_relaxed);
+  {
+    std::lock_guard lock(storage.cache_mutex);
+    if (!storage.cache || storage.cache->entries.empty()) return before;
+  }
   drop_entries(storage, [&](const CacheEntry& e) { return e.writes <= before; });
   return before;
 }

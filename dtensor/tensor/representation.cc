@@ -151,6 +151,13 @@ at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWor
   return result;
 }
 
+at::Tensor make_result_of(const at::Tensor& input, SpecPtr spec, RankTensors locals) {
+  auto storage = std::make_shared<LocalStorage>(meta_without_sync(input).storage->world, spec->max_local_bytes());
+  at::Tensor result(make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr));
+  mutable_hints(result).laid_out_by_engine = true;
+  return result;
+}
+
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage, std::shared_ptr<CommWork> arriving) {
   const bool shares = storage == nullptr;

@@ -63,7 +63,7 @@ struct DeclaredWidth {
 
 // State of the memory that aliases share: its bytes, and how often it was written to.
 struct LocalStorage {
-  LocalStorage(const World& w, int64_t bytes);
+  LocalStorage(const World& w, int64_t bytes);  // cheaper if `w` is in use
   LocalStorage(const LocalStorage&) = delete;
   LocalStorage& operator=(const LocalStorage&) = delete;
   World world;  // keeps the meter and the caches alive
@@ -156,6 +156,8 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
                         std::shared_ptr<CommWork> arriving = nullptr);
 // The same for an operator's result, whose layout the engine chose.
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr);
+// The same, cheaper, for the result of a call on `input`, a tensor of the same world.
+at::Tensor make_result_of(const at::Tensor& input, SpecPtr spec, RankTensors locals);
 // The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the
 // locals share the memory of the base's, and are available when those are. `offset`: the storage offset that a plain
 // tensor would have. See make_view_of() in view_call.h.

@@ -5,6 +5,7 @@
 // functions where view replay is on (c10::AutogradState), but then for plain tensors, too, and it copies the functions
 // of a whole chain of views for each view that is added to it. A function made here shares the functions of the view it
 // was taken from.
+#include <ATen/core/DimVector.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/variable.h>
@@ -15,10 +16,12 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/typed_operators.h"
 
 namespace dtensor::internal {
 namespace {
@@ -29,11 +32,9 @@ using torch::jit::Stack;
 
 // A view operator's call.
 struct RecordedView {
-  RecordedView(std::shared_ptr<RecordedView> of_view, const c10::OperatorHandle& op_called,
-               std::vector<c10::IValue> arguments, size_t index)
-      : of(std::move(of_view)), op(op_called), args(std::move(arguments)), result(index) {}
+  explicit RecordedView(std::shared_ptr<RecordedView> of_view) : of(std::move(of_view)) {}
   // Iterative: a recursive destructor would need a stack as deep as the chain.
-  ~RecordedView() {
+  virtual ~RecordedView() {
     std::shared_ptr<RecordedView> last = std::move(of);
     while (last && last.use_count() == 1) {
       std::shared_ptr<RecordedView> next = std::move(last->of);
@@ -43,14 +44,23 @@ struct RecordedView {
   RecordedView(const RecordedView&) = delete;
   RecordedView& operator=(const RecordedView&) = delete;
 
-  at::Tensor take(const at::Tensor& t) const {
+  virtual at::Tensor take(const at::Tensor& t) const = 0;
+
+  std::shared_ptr<RecordedView> of;  // null: taken of the base
+};
+
+struct BoxedView final : RecordedView {
+  BoxedView(std::shared_ptr<RecordedView> of_view, const c10::OperatorHandle& op_called,
+            std::vector<c10::IValue> arguments, size_t index)
+      : RecordedView(std::move(of_view)), op(op_called), args(std::move(arguments)), result(index) {}
+
+  at::Tensor take(const at::Tensor& t) const override {
     Stack stack = args;
     stack[0] = t;
     op.callBoxed(stack);
     return stack[0].isTensorList() ? stack[0].toTensorList().get(result) : stack[0].toTensor();
   }
 
-  std::shared_ptr<RecordedView> of;  // null: taken of the base
   c10::OperatorHandle op;
   std::vector<c10::IValue> args;  // without the tensor, the first
   size_t result = 0;              // which of the views that the operator returns
@@ -88,7 +98,7 @@ at::Tensor refuse_to_undo(const at::Tensor& view) {
 // The view `t` of some tensor, by its strides.
 std::shared_ptr<RecordedView> by_strides(const at::Tensor& t) {
   static const auto as_strided = c10::Dispatcher::singleton().findSchemaOrThrow("aten::as_strided", "");
-  return std::make_shared<RecordedView>(
+  return std::make_shared<BoxedView>(
       nullptr, as_strided,
       std::vector<c10::IValue>{c10::IValue(), t.sizes().vec(), t.strides().vec(), t.storage_offset()}, 0);
 }
@@ -125,30 +135,80 @@ void set_function(const ViewInfo& info, std::shared_ptr<RecordedView> view) {
   changed.rev_view_fn_ = refuse_to_undo;
 }
 
-void give_function(const at::Tensor& view, size_t index, const c10::OperatorHandle& op,
-                   const std::vector<c10::IValue>& args, const at::Tensor& self) {
-  const auto take = [&](std::shared_ptr<RecordedView> of) {
-    return std::make_shared<RecordedView>(std::move(of), op, args, index);
-  };
+// `take` makes the record of `view`, from that of `self`.
+template <typename Take>
+void give_function(const at::Tensor& view, const at::Tensor& self, const Take& take) {
   if (const ViewInfo* info = backward_info(view)) set_function(*info, take(recorded_view_of(self, backward_info)));
   if (const ViewInfo* info = own_forward_info(view)) set_function(*info, take(recorded_view_of(self, forward_info)));
+}
+
+// Below autograd, autograd does not track views.
+bool is_tracked(const at::Tensor& t) {
+  return is_dtensor(t) && !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView);
 }
 
 void run_view(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   keys = keys & kBelowThatKey;
   const size_t count = op.schema().arguments().size(), begin = stack->size() - count;
   const at::Tensor self = (*stack)[begin].toTensor();
-  // Below autograd, autograd does not track views.
-  if (!is_dtensor(self) || c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView))
-    return op.redispatchBoxed(keys, stack);
+  if (!is_tracked(self)) return op.redispatchBoxed(keys, stack);
   const auto given = torch::jit::last(*stack, count);
   std::vector<c10::IValue> args(given.begin(), given.end());
   args[0] = c10::IValue();
   op.redispatchBoxed(keys, stack);
   const c10::IValue& result = stack->back();
-  if (result.isTensor()) return give_function(result.toTensor(), 0, op, args, self);
+  const auto give = [&](const at::Tensor& view, size_t i) {
+    give_function(view, self, [&](std::shared_ptr<RecordedView> of) {
+      return std::make_shared<BoxedView>(std::move(of), op, args, i);
+    });
+  };
+  if (result.isTensor()) return give(result.toTensor(), 0);
   const auto views = result.toTensorList();
-  for (size_t i = 0; i < views.size(); ++i) give_function(views.get(i), i, op, args, self);
+  for (size_t i = 0; i < views.size(); ++i) give(views.get(i), i);
+}
+
+// An argument that outlives its call.
+c10::SymDimVector owned(c10::SymIntArrayRef ints) { return {ints.begin(), ints.end()}; }
+c10::DimVector owned(c10::IntArrayRef ints) { return {ints.begin(), ints.end()}; }
+template <typename T>
+T owned(const T& value) {
+  return value;
+}
+
+// The same as BoxedView and run_view() for one operator with its own signature.
+template <typename Op, typename Schema = typename Op::schema>
+struct TypedView;
+
+template <typename Op, typename... Args>
+struct TypedView<Op, at::Tensor(const at::Tensor&, Args...)> final : RecordedView {
+  TypedView(std::shared_ptr<RecordedView> of_view, Args... arguments)
+      : RecordedView(std::move(of_view)), args(owned(arguments)...) {}
+
+  at::Tensor take(const at::Tensor& t) const override {
+    return std::apply([&](const auto&... arguments) { return Op::call(t, arguments...); }, args);
+  }
+
+  static at::Tensor run(c10::DispatchKeySet keys, const at::Tensor& self, Args... arguments) {
+    at::Tensor view = Op::redispatch(keys & kBelowThatKey, self, arguments...);
+    if (!is_tracked(self)) return view;
+    give_function(view, self, [&](std::shared_ptr<RecordedView> of) {
+      return std::make_shared<TypedView>(std::move(of), arguments...);
+    });
+    return view;
+  }
+
+  std::tuple<decltype(owned(std::declval<Args>()))...> args;
+};
+
+// For an operator of TypedViews its own kernel, else the boxed one.
+template <typename... Ops>
+c10::KernelFunction kernel_for(const c10::OperatorName& name, Operators<Ops...>) {
+  auto kernel = c10::KernelFunction::makeFromBoxedFunction<&run_view>();
+  const auto choose = [&](auto run, const char* op, const char* overload) {
+    if (name.name == op && name.overload_name == overload) kernel = c10::KernelFunction::makeFromUnboxedFunction(run);
+  };
+  (choose(TORCH_FN((TypedView<Ops>::run)), Ops::name, Ops::overload_name), ...);
+  return kernel;
 }
 
 // Of a single tensor only: a dual number is not a view of its primal in backward.
@@ -171,8 +231,7 @@ bool register_views() {
     if (name.name.rfind("aten::", 0) != 0) continue;
     const auto op = dispatcher.findSchema(name);
     if (!op || !is_view_to_autograd(*op)) continue;
-    registered->push_back(dispatcher.registerImpl(name, kAboveAutogradKey,
-                                                  c10::KernelFunction::makeFromBoxedFunction<&run_view>(), std::nullopt,
+    registered->push_back(dispatcher.registerImpl(name, kAboveAutogradKey, kernel_for(name, TypedViews()), std::nullopt,
                                                   nullptr, "dtensor: how views are taken again"));
   }
   return true;

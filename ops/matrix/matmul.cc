@@ -90,7 +90,10 @@ const RuleFamily matmul_rules("matmul", [](RuleRegistry& registry) {
     if (op == "aten::dot" || op == "aten::vdot") rule.metas = dot_metas;
     if (op == "aten::addr") rule.metas = addr_metas;
     if (op == "aten::addbmm") rule.metas = addbmm_metas;
-    if (op == "aten::addmm" || op == "aten::addbmm" || op == "aten::baddbmm") rule.local = biased_local;
+    if (op == "aten::addmm" || op == "aten::addbmm" || op == "aten::baddbmm") {
+      rule.local = biased_local;
+      rule.local_calls_operator = true;
+    }
     if (op == "aten::addmv") rule.local = addmv_local;
     registry.add(op, std::move(rule));
   }

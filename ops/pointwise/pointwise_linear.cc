@@ -118,6 +118,7 @@ OpRule addition() {
                                {{"self"}, kMax, kMax, PartialSemantics::kShift},
                                {{"self"}, kMin, kMin, PartialSemantics::kShift}}});
   rule.local = add_once;
+  rule.local_calls_operator = true;
   return rule;
 }
 
@@ -129,6 +130,7 @@ OpRule add_scalar() {
                                {{"self"}, kMax, kMax, PartialSemantics::kShift},
                                {{"self"}, kMin, kMin, PartialSemantics::kShift}}});
   rule.local = add_once;
+  rule.local_calls_operator = true;
   return rule;
 }
 

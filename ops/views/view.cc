@@ -109,6 +109,7 @@ OpRule reshape_op() {
   OpRule rule;
   rule.whole = [](const OpCall& call) { return ViewSearch(call).result; };
   rule.local = reshape_local;
+  rule.local_calls_operator = true;  // where the parts are contiguous
   return rule;
 }
 
@@ -289,6 +290,7 @@ const RuleFamily view_rules("view", [](RuleRegistry& registry) {
     OpRule rule = factor_op(
         [dims = m.dims, passing = m.passing](const OpCall& call) { return movement(call, dims(call), 1, passing); });
     rule.local = m.local;
+    rule.local_calls_operator = m.dims == expand;
     registry.add(m.ops, rule);
   }
   OpRule shuffle = factor_op([](const OpCall& call) { return movement(call, channel_shuffle(call)); });

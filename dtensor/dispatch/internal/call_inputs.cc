@@ -15,17 +15,13 @@
 #include "dtensor/tensor/replicate.h"
 
 namespace dtensor::internal {
-namespace {
 
-// Registers that its gradient gets its layout.
 void note_parameter(const OpInfo& info, const at::Tensor& t) {
   if (!is_leaf_parameter(t)) return;
   if (!info.always_shares) reduce_partial_parameter(t, info.name);
   keep_gradient_layout(t);
   meta_without_sync(t).storage->is_parameter.store(true, std::memory_order_relaxed);
 }
-
-}  // namespace
 
 void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   any_tensor(args, [&](const at::Tensor& t) {
@@ -133,44 +129,49 @@ namespace {
 
 // Gradients are usually read more than once. But if backward multiplies its first gradient elementwise by a saved
 // tensor, the product is the gradient of a factor, and is summed if that was the smaller one.
-bool reuses_partial_inputs(const OpInfo& info, const Inputs& in) {
+bool reuses_partial_inputs(const OpInfo& info, const at::Tensor& first) {
   if (!in_backward()) return false;
-  const at::Tensor& first = in.tensors.front();
   return !info.op.hasTag(at::Tag::pointwise) || !first.defined() || spec_of(first)->has_partial();
 }
 
 // Constants used together with parameters only: the initial state of a recurrence, or noise. With other inputs it might
 // be a weight.
-void note_factory_inputs(Inputs& in) {
+void note_factory_inputs(c10::ArrayRef<const at::Tensor*> tensors, CallContext& context) {
   const auto is_parameter = [](const at::Tensor& t) {
     return meta_without_sync(t).storage->is_parameter.load(std::memory_order_relaxed);
   };
-  for (size_t k = 0; k < in.tensors.size(); ++k) {
-    const at::Tensor& t = in.tensors[k];
+  for (size_t k = 0; k < tensors.size(); ++k) {
+    const at::Tensor& t = *tensors[k];
     if (!t.defined() || is_parameter(t)) continue;
-    if (!is_unwritten_factory_result(t)) return in.context.factory_inputs.clear();
-    in.context.factory_inputs.push_back(static_cast<int>(k));
+    if (!is_unwritten_factory_result(t)) return context.factory_inputs.clear();
+    context.factory_inputs.push_back(static_cast<int>(k));
   }
 }
 
 }  // namespace
 
 void note_context(const OpInfo& info, Inputs& in) {
+  absl::InlinedVector<const at::Tensor*, 6> tensors;
+  for (const at::Tensor& t : in.tensors) tensors.push_back(&t);
+  note_context(info, {tensors.data(), tensors.size()}, in.context);
+}
+
+void note_context(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, CallContext& context) {
   const bool wants_gradients = c10::GradMode::is_enabled();
-  for (size_t k = 0; k < in.tensors.size(); ++k) {
-    const at::Tensor& t = in.tensors[k];
+  for (size_t k = 0; k < tensors.size(); ++k) {
+    const at::Tensor& t = *tensors[k];
     if (!t.defined()) continue;
     const DTensorMeta& meta = meta_without_sync(t);
     if (meta.preferred_layout) {
-      in.context.preferred_layouts.resize(in.tensors.size());
-      in.context.preferred_layouts[k] = meta.preferred_layout;
+      context.preferred_layouts.resize(tensors.size());
+      context.preferred_layouts[k] = meta.preferred_layout;
     }
     const bool is_parameter = wants_gradients && meta.storage->is_parameter.load(std::memory_order_relaxed);
-    if (is_parameter && !meta.spec->is_replicated()) in.context.parameters.push_back(static_cast<int>(k));
+    if (is_parameter && !meta.spec->is_replicated()) context.parameters.push_back(static_cast<int>(k));
   }
-  in.context.partial_inputs_reused = reuses_partial_inputs(info, in);
-  in.context.limits = current_dispatch_scope().limits;
-  note_factory_inputs(in);
+  context.partial_inputs_reused = reuses_partial_inputs(info, *tensors.front());
+  context.limits = current_dispatch_scope().limits;
+  note_factory_inputs(tensors, context);
 }
 
 bool is_unwritten_factory_result(const at::Tensor& t) {
@@ -187,13 +188,13 @@ std::string module_path(const Inputs& in) {
 }
 
 std::string arg_name(const OpInfo& info, const Inputs& in, int input) {
-  return input_name(info.op.schema(), in.slots, input);
+  return input_name(info.op.schema(), {in.slots.data(), in.slots.size()}, input);
 }
 
 OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
   OpCall call(info.op);
   call.mesh = in.mesh;
-  call.slots = in.slots;
+  call.slots.assign(in.slots.begin(), in.slots.end());
   call.context = in.context;
   for (size_t i = 0; i < args.size(); ++i) {
     call.args.push_back(in.slots[i].kind == ArgSlot::Kind::kStatic ? args[i] : c10::IValue());

@@ -18,7 +18,7 @@ namespace dtensor::internal {
 struct Inputs {
   absl::InlinedVector<at::Tensor, 6> tensors;  // undefined: absent
   absl::InlinedVector<uint16_t, 6> args;       // the schema argument of each
-  std::vector<ArgSlot> slots;                  // per schema argument
+  absl::InlinedVector<ArgSlot, 8> slots;       // per schema argument
   CallContext context;
   DeviceMesh mesh;
   bool writes_plain = false;   // an argument that the operator writes to is a plain tensor
@@ -26,6 +26,8 @@ struct Inputs {
   bool hooks_watched = false;  // there are parameters of modules with hooks
 };
 
+// Registers that the gradient of `t`, if it is a parameter, gets its layout. REQUIRES: is_dtensor(t).
+void note_parameter(const OpInfo& info, const at::Tensor& t);
 // For operators that gather no inputs: registers that gradients of parameters among `args`, the arguments or some of
 // them, get the parameter's layout.
 void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
@@ -45,9 +47,11 @@ DeviceMesh bring_to_one_mesh(const OpInfo& info, Inputs& in);  // numbers_of_mes
 // is pointwise on tensors of one shape (an optimizer, an average, a distance from former values) does not count as
 // forward.
 void check_hooks_ran(const OpInfo& info, const Inputs& in);  // check_hooks.cc
-// Fills in.context from the tensors and the scope, but for the mutable layouts, which gather_inputs() finds, and the
-// gradient target.
+// Fills in the context from the tensors and the scope, but for the mutable layouts, which gather_inputs() finds, and
+// the gradient target.
 void note_context(const OpInfo& info, Inputs& in);
+// The same for the tensors of a call without absent ones.
+void note_context(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, CallContext& context);
 // Whether an operator that writes to `t` may change its layout with the write. The same on all ranks, since all ranks
 // alias and expose parts alike.
 bool has_mutable_layout(const at::Tensor& t);
@@ -59,9 +63,6 @@ std::string arg_name(const OpInfo& info, const Inputs& in, int input);
 std::string module_path(const Inputs& in);
 // The call as rules see it.
 OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args);
-// Its key in the strategy cache: operator, specs, context, and the other arguments as far as decisions depend on them.
-CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-                  c10::ArrayRef<c10::IValue> args);  // call_key.cc
 // The arguments of the local operator on local rank r; locals[k] are the parts of in.tensors[k].
 void fill_local_stack(torch::jit::Stack& stack, const Inputs& in, c10::ArrayRef<c10::IValue> args,
                       const std::vector<RankTensors>& locals, size_t r);

@@ -1,9 +1,8 @@
-// make_key().
+#include "dtensor/dispatch/internal/call_key.h"
+
 #include <c10/core/DefaultDtype.h>
 
 #include <bit>
-
-#include "dtensor/dispatch/internal/call_inputs.h"
 
 namespace dtensor::internal {
 namespace {
@@ -64,19 +63,33 @@ void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
 
 }  // namespace
 
-CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-                  c10::ArrayRef<c10::IValue> args) {
-  CacheKey key;
+void begin_key(CacheKey& key, const OpInfo& info, const OpInfo::Resolved& resolved, const CallContext& context) {
   key.push_back(reinterpret_cast<uintptr_t>(&info));
   key.push_back(resolved.generation);
   key.push_back(
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
-  in.context.append_to_key(key);
+  context.append_to_key(key);
+}
+
+void append_ints(CacheKey& key, c10::ArrayRef<int64_t> ints) {
+  key.push_back(kIntList);
+  key.push_back(ints.size());
+  for (const int64_t x : ints) key.push_back(static_cast<uint64_t>(x));
+}
+
+void append_argument(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, const c10::IValue& value) {
+  append_static(key, value, resolved.value_free[i]);
+  if (resolved.value_free[i]) append_class(key, value, resolved.divisor[i]);
+}
+
+CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
+                  c10::ArrayRef<c10::IValue> args) {
+  CacheKey key;
+  begin_key(key, info, resolved, in.context);
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgSlot& slot = in.slots[i];
     if (slot.kind == ArgSlot::Kind::kStatic) {
-      append_static(key, args[i], resolved.value_free[i]);
-      if (resolved.value_free[i]) append_class(key, args[i], resolved.divisor[i]);
+      append_argument(key, resolved, i, args[i]);
       continue;
     }
     if (slot.kind == ArgSlot::Kind::kTensorList) key.push_back(slot.count);

@@ -1,0 +1,147 @@
+#include "dtensor/dispatch/internal/typed_kernels.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <array>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "dtensor/dispatch/core_fallback.h"
+#include "dtensor/dispatch/internal/direct_call.h"
+#include "dtensor/dispatch/op_info.h"
+#include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/typed_operators.h"
+
+namespace dtensor::internal {
+namespace {
+
+template <typename T>
+constexpr bool is_tensor = std::is_same_v<std::decay_t<T>, at::Tensor>;
+// Views whose sizes are an argument: each rank has its own.
+template <typename Op>
+constexpr bool takes_sizes = std::is_same_v<Op, at::_ops::view> || std::is_same_v<Op, at::_ops::expand>;
+// The result is the tensor itself, as another one.
+template <typename Op>
+constexpr bool is_identity = std::is_same_v<Op, at::_ops::detach> || std::is_same_v<Op, at::_ops::alias>;
+
+template <size_t kCount, typename... Args>
+std::array<const at::Tensor*, kCount> tensors_of(const Args&... args) {
+  std::array<const at::Tensor*, kCount> tensors;
+  size_t n = 0;
+  const auto take = [&](const auto& arg) {
+    if constexpr (is_tensor<decltype(arg)>) tensors[n++] = &arg;
+  };
+  (take(args), ...);
+  return tensors;
+}
+
+bool all_contiguous(const RankTensors& locals) {
+  for (const at::Tensor& local : locals) {
+    if (!local.is_contiguous()) return false;
+  }
+  return true;
+}
+
+// An argument of the operator on local rank r.
+inline at::Tensor& local_of(const at::Tensor& t, size_t r) {
+  return const_cast<at::Tensor&>(meta_without_sync(t).locals[r]);  // operators that write to it keep the handle
+}
+template <typename T>
+const T& local_of(const T& value, size_t) {
+  return value;
+}
+
+template <typename Op, typename Schema = typename Op::schema>
+struct TypedKernel;
+
+template <typename Op, typename Result, typename... Args>
+struct TypedKernel<Op, Result(Args...)> {
+  static constexpr size_t kTensors = (static_cast<size_t>(is_tensor<Args>) + ...);
+  static constexpr bool kWrites = std::is_reference_v<Result>;
+
+  static Result call(c10::DispatchKeySet keys, Args... args) {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    static const OpInfo& info = op_info(op);
+    const auto tensors = tensors_of<kTensors>(args...);
+    DirectCall direct(info, tensors);
+    if (direct.begin() && has_fitting_parts(*tensors[0])) {
+      size_t i = 0;
+      (direct.add(i++, args), ...);
+      if (direct.find_decision()) return run(direct, args...);
+    }
+    return boxed_kernel().call<Result, Args...>(op, keys, std::forward<Args>(args)...);
+  }
+
+ private:
+  static bool has_fitting_parts(const at::Tensor& self) {
+    if constexpr (takes_sizes<Op>) return all_contiguous(meta_without_sync(self).locals);
+    return true;
+  }
+
+  static Result run(const DirectCall& direct, Args... args) {
+    if constexpr (kWrites) {
+      write(direct, args...);
+      return std::get<0>(std::tie(args...));
+    } else {
+      RankTensors locals;
+      locals.reserve(direct.num_ranks());
+      {
+        LocalGuard guard;
+        for (size_t r = 0; r < direct.num_ranks(); ++r) locals.push_back(run_on(direct, r, args...));
+      }
+      return direct.make_result(std::move(locals));
+    }
+  }
+
+  static at::Tensor run_on(const DirectCall& direct, size_t r, Args... args) {
+    if constexpr (is_identity<Op>) {
+      return local_of(args..., r);
+    } else if constexpr (takes_sizes<Op>) {
+      const Shape sizes = direct.result_sizes(r);
+      const auto local_size = [&](const auto& arg) -> decltype(auto) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(arg)>, c10::SymIntArrayRef>) {
+          return c10::fromIntArrayRefUnchecked({sizes.data(), sizes.size()});
+        } else {
+          return local_of(arg, r);
+        }
+      };
+      return Op::call(local_size(args)...);
+    } else {
+      return Op::call(local_of(args, r)...);
+    }
+  }
+
+  static void write(const DirectCall& direct, Args... args) {
+    try {
+      LocalGuard guard;
+      for (size_t r = 0; r < direct.num_ranks(); ++r) Op::call(local_of(args, r)...);
+    } catch (...) {
+      direct.note_failed_write();
+      throw;
+    }
+    direct.note_write();
+  }
+};
+
+template <typename Op>
+void add_kernel() {
+  auto kernel = c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN((TypedKernel<Op>::call)));
+  new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(  // stays for the process' lifetime
+      c10::OperatorName(Op::name, Op::overload_name), kDTensorKey, std::move(kernel), std::nullopt, nullptr,
+      "dtensor: typed kernel"));
+}
+
+template <typename... Ops>
+void add_kernels(Operators<Ops...>) {
+  (add_kernel<Ops>(), ...);
+}
+
+}  // namespace
+
+void register_typed_kernels() {
+  add_kernels(TypedComputations());
+  add_kernels(TypedViews());
+}
+
+}  // namespace dtensor::internal

@@ -1,0 +1,230 @@
+// Typed kernels compute what the boxed kernel computes, and allocate only the result.
+#include <ATen/ops/_softmax.h>
+#include <ATen/ops/threshold_backward.h>
+#include <torch/nn.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/factories.h"
+#include "dtensor/tensor/representation.h"
+#include "dtensor/tensor/typed_operators.h"
+#include "observe/comm_debug_mode.h"
+#include "propagation/strategy_cache.h"
+#include "tests/testing/catch_torch.h"
+
+namespace {
+
+std::atomic<int64_t> allocations{0};
+
+void* allocate(size_t size) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* p = std::malloc(size > 0 ? size : 1)) return p;
+  throw std::bad_alloc();
+}
+
+}  // namespace
+
+// Replace the whole program's, so that the allocations of the libraries are counted, too.
+void* operator new(size_t size) { return allocate(size); }
+void* operator new[](size_t size) { return allocate(size); }
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
+void operator delete(void* p, size_t) noexcept { std::free(p); }
+void operator delete[](void* p, size_t) noexcept { std::free(p); }
+
+namespace dtensor {
+using namespace internal;
+
+namespace {
+
+using torch::Tensor;
+using Tensors = std::vector<Tensor>;
+
+struct Sample {
+  std::vector<std::vector<int64_t>> inputs;  // their sizes
+  std::function<Tensor(Tensors&)> call;
+};
+
+using Samples = std::map<std::string, Sample>;
+
+void add_pointwise(Samples& samples) {
+  const std::vector<std::vector<int64_t>> one = {{4, 4}}, two = {{4, 4}, {4, 4}};
+  samples["aten::add.Tensor"] = {two, [](Tensors& t) { return t[0].add(t[1], 2); }};
+  samples["aten::add.Scalar"] = {one, [](Tensors& t) { return at::_ops::add_Scalar::call(t[0], 3, 2); }};
+  samples["aten::add_.Tensor"] = {two, [](Tensors& t) { return t[0].add_(t[1], 2); }};
+  samples["aten::sub.Tensor"] = {two, [](Tensors& t) { return t[0].sub(t[1]); }};
+  samples["aten::sub_.Tensor"] = {two, [](Tensors& t) { return t[0].sub_(t[1]); }};
+  samples["aten::mul.Tensor"] = {two, [](Tensors& t) { return t[0].mul(t[1]); }};
+  samples["aten::mul.Scalar"] = {one, [](Tensors& t) { return at::_ops::mul_Scalar::call(t[0], 3); }};
+  samples["aten::mul_.Tensor"] = {two, [](Tensors& t) { return t[0].mul_(t[1]); }};
+  samples["aten::div.Tensor"] = {two, [](Tensors& t) { return t[0].div(t[1]); }};
+  samples["aten::div.Scalar"] = {one, [](Tensors& t) { return at::_ops::div_Scalar::call(t[0], 3); }};
+  samples["aten::div_.Tensor"] = {two, [](Tensors& t) { return t[0].div_(t[1]); }};
+  samples["aten::relu"] = {one, [](Tensors& t) { return t[0].relu(); }};
+  samples["aten::relu_"] = {one, [](Tensors& t) { return t[0].relu_(); }};
+  samples["aten::sigmoid"] = {one, [](Tensors& t) { return t[0].sigmoid(); }};
+  samples["aten::tanh"] = {one, [](Tensors& t) { return t[0].tanh(); }};
+  samples["aten::exp"] = {one, [](Tensors& t) { return t[0].exp(); }};
+  samples["aten::neg"] = {one, [](Tensors& t) { return t[0].neg(); }};
+  samples["aten::sqrt"] = {one, [](Tensors& t) { return t[0].sqrt(); }};
+  samples["aten::rsqrt"] = {one, [](Tensors& t) { return t[0].rsqrt(); }};
+  samples["aten::pow.Tensor_Scalar"] = {one, [](Tensors& t) { return t[0].pow(3); }};
+  samples["aten::gelu"] = {one, [](Tensors& t) { return at::_ops::gelu::call(t[0], "tanh"); }};
+  samples["aten::silu"] = {one, [](Tensors& t) { return at::_ops::silu::call(t[0]); }};
+  samples["aten::threshold_backward"] = {two, [](Tensors& t) { return at::threshold_backward(t[0], t[1], 0.5); }};
+}
+
+Samples all_samples() {
+  Samples samples;
+  add_pointwise(samples);
+  const std::vector<std::vector<int64_t>> one = {{4, 4}};
+  samples["aten::mm"] = {{{4, 4}, {4, 4}}, [](Tensors& t) { return t[0].mm(t[1]); }};
+  samples["aten::bmm"] = {{{4, 2, 4}, {4, 4, 2}}, [](Tensors& t) { return t[0].bmm(t[1]); }};
+  samples["aten::addmm"] = {{{4, 4}, {4, 4}, {4, 4}}, [](Tensors& t) { return t[0].addmm(t[1], t[2], 2); }};
+  samples["aten::sum"] = {one, [](Tensors& t) { return t[0].sum(); }};
+  samples["aten::sum.dim_IntList"] = {one, [](Tensors& t) { return t[0].sum({1}, true); }};
+  samples["aten::mean"] = {one, [](Tensors& t) { return t[0].mean(); }};
+  samples["aten::mean.dim"] = {one, [](Tensors& t) { return t[0].mean({1}); }};
+  samples["aten::_softmax"] = {one, [](Tensors& t) { return at::_softmax(t[0], 1, false); }};
+  samples["aten::detach"] = {one, [](Tensors& t) { return t[0].detach(); }};
+  samples["aten::view"] = {one, [](Tensors& t) { return t[0].view({4, 2, -1}); }};
+  samples["aten::expand"] = {one, [](Tensors& t) { return t[0].expand({3, 4, 4}); }};
+  samples["aten::alias"] = {one, [](Tensors& t) { return t[0].alias(); }};
+  samples["aten::t"] = {one, [](Tensors& t) { return t[0].t(); }};
+  samples["aten::transpose.int"] = {one, [](Tensors& t) { return t[0].transpose(0, -1); }};
+  samples["aten::permute"] = {one, [](Tensors& t) { return t[0].permute({1, 0}); }};
+  samples["aten::unsqueeze"] = {one, [](Tensors& t) { return t[0].unsqueeze(1); }};
+  return samples;
+}
+
+template <typename... Ops>
+void add_names(std::vector<std::string>& names, Operators<Ops...>) {
+  (names.push_back(c10::toString(c10::OperatorName(Ops::name, Ops::overload_name))), ...);
+}
+
+TEST_CASE("every operator with a typed kernel has a sample here", "[dtensor][typed_kernels]") {
+  std::vector<std::string> names;
+  add_names(names, TypedComputations());
+  add_names(names, TypedViews());
+  const Samples samples = all_samples();
+  CHECK(names.size() == samples.size());
+  for (const std::string& name : names) {
+    INFO(name);
+    CHECK(samples.count(name) == 1);
+  }
+}
+
+// Inputs of a sample, drawn with the same values at every call. They are no leaves, so that operators may write
+// to them.
+Tensors inputs_of(const Sample& sample, const DeviceMesh& mesh, const Placement& placement, bool grad,
+                  Tensors& leaves) {
+  torch::manual_seed(3);
+  Tensors inputs;
+  for (const auto& sizes : sample.inputs) {
+    leaves.push_back(distribute_tensor(torch::rand(sizes) + 0.5, mesh, {placement}).requires_grad_(grad));
+    inputs.push_back(leaves.back().mul(1));
+  }
+  return inputs;
+}
+
+struct Outcome {
+  Tensor result;
+  Tensors inputs, grads;  // inputs after the call
+};
+
+Outcome run(const Sample& sample, const DeviceMesh& mesh, const Placement& placement, bool grad) {
+  Tensors leaves;
+  Outcome o;
+  o.inputs = inputs_of(sample, mesh, placement, grad, leaves);
+  o.result = sample.call(o.inputs);
+  if (!grad || !o.result.requires_grad()) return o;
+  o.result.square().sum().backward();
+  for (const Tensor& leaf : leaves) o.grads.push_back(leaf.grad());
+  return o;
+}
+
+void check_same(const Tensor& a, const Tensor& b) {
+  REQUIRE(a.defined() == b.defined());
+  if (!a.defined()) return;
+  CHECK(spec_of(a) == spec_of(b));
+  CHECK(a.strides() == b.strides());
+  CHECK(a.storage_offset() == b.storage_offset());
+  CHECK(a.requires_grad() == b.requires_grad());
+  CHECK(a.is_view() == b.is_view());
+  CHECK((a.grad_fn() ? a.grad_fn()->name() : "") == (b.grad_fn() ? b.grad_fn()->name() : ""));
+  const DTensorMeta &x = meta_without_sync(a), &y = meta_without_sync(b);
+  CHECK(x.laid_out_by_engine == y.laid_out_by_engine);
+  CHECK(x.storage->shared.load() == y.storage->shared.load());
+  CHECK(x.storage->writes.load() == y.storage->writes.load());
+  REQUIRE(x.locals.size() == y.locals.size());
+  for (size_t r = 0; r < x.locals.size(); ++r) {
+    CHECK(x.locals[r].strides() == y.locals[r].strides());
+    CHECK(torch::equal(x.locals[r], y.locals[r]));
+  }
+}
+
+TEST_CASE("typed kernels give the results, layouts and gradients of the boxed one", "[dtensor][typed_kernels]") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  for (const auto& [name, sample] : all_samples()) {
+    for (const Placement& placement : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
+      for (const bool grad : {false, true}) {
+        INFO(name << " of " << to_string(Placements{placement}) << (grad ? " with gradients" : ""));
+        run(sample, mesh, placement, grad);  // decides
+        const uint64_t misses = strategy_cache(mesh.world()).stats().misses;
+        const Outcome typed = run(sample, mesh, placement, grad);
+        CommDebugMode comm;  // observed calls take the boxed kernel
+        const Outcome boxed = run(sample, mesh, placement, grad);
+        CHECK(strategy_cache(mesh.world()).stats().misses == misses);  // both look up the same key
+        check_same(typed.result, boxed.result);
+        REQUIRE(typed.grads.size() == boxed.grads.size());
+        for (size_t k = 0; k < typed.grads.size(); ++k) check_same(typed.grads[k], boxed.grads[k]);
+        for (size_t k = 0; k < typed.inputs.size(); ++k) check_same(typed.inputs[k], boxed.inputs[k]);
+      }
+    }
+  }
+}
+
+int64_t allocations_of(const Sample& sample, Tensors& inputs) {
+  for (int i = 0; i < 3; ++i) sample.call(inputs);
+  const int64_t before = allocations;
+  sample.call(inputs);
+  return allocations - before;
+}
+
+TEST_CASE("a typed kernel allocates its result and nothing else", "[dtensor][typed_kernels]") {
+  const torch::NoGradGuard no_grad;
+  const DeviceMesh mesh(World::local(1), {1}, {"tp"});
+  for (const auto& [name, sample] : all_samples()) {
+    if (name == "aten::gelu") continue;  // its argument is a string
+    INFO(name);
+    Tensors plain, leaves;
+    for (const auto& sizes : sample.inputs) plain.push_back(torch::rand(sizes));
+    Tensors inputs = inputs_of(sample, mesh, Shard(0), /*grad=*/false, leaves);
+    // The tensor, that it is distributed, its memory, and the list of its parts; of a view how it was taken.
+    const bool writes = name.back() == '_' || name.find("_.") != std::string::npos;
+    CHECK(allocations_of(sample, inputs) - allocations_of(sample, plain) <= (writes ? 0 : 7));
+  }
+}
+
+TEST_CASE("a write through the result of a typed view reaches its base", "[dtensor][typed_kernels]") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  const Tensor x = zeros({4, 4}, mesh, {Shard(0)}, {.requires_grad = true});
+  for (int i = 0; i < 2; ++i) {
+    const Tensor base = x.mul(1);
+    base.view({4, 2, 2}).transpose(1, 2).detach().fill_(2);
+    base.view({4, 2, 2}).permute({2, 0, 1}).unsqueeze(0).mul_(3);
+    CHECK(torch::equal(full_tensor(base.detach()), torch::full({4, 4}, 6.f)));
+    base.sum().backward();
+  }
+  CHECK(torch::equal(full_tensor(x.grad()), torch::full({4, 4}, 6.f)));
+}
+
+}  // namespace
+}  // namespace dtensor
