@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/algorithm/container.h"
 #include "comm/scope.h"
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/core_fallback.h"
@@ -121,7 +121,8 @@ void push_results(const OpInfo& info, const Decision& decision, const Inputs& in
                           std::move(outputs[k]), decision.output_offsets.empty() ? 0 : decision.output_offsets[k],
                           moved);
     }
-    return make_result(decision.outputs[k], std::move(outputs[k]));
+    const auto input = absl::c_find_if(in.tensors, [](const at::Tensor& t) { return t.defined(); });
+    return make_result_of(*input, decision.outputs[k], std::move(outputs[k]));
   };
   const auto wrap = [&](size_t k) {
     if (!decision.outputs[k]) return at::Tensor();

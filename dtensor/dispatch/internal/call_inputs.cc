@@ -154,6 +154,7 @@ void note_context(const OpInfo& info, Inputs& in) {
   absl::InlinedVector<const at::Tensor*, 6> tensors;
   for (const at::Tensor& t : in.tensors) tensors.push_back(&t);
   note_context(info, {tensors.data(), tensors.size()}, in.context);
+  in.context.limits = current_dispatch_scope().limits;
 }
 
 void note_context(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, CallContext& context) {
@@ -170,7 +171,6 @@ void note_context(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, 
     if (is_parameter && !meta.spec->is_replicated()) context.parameters.push_back(static_cast<int>(k));
   }
   context.partial_inputs_reused = reuses_partial_inputs(info, *tensors.front());
-  context.limits = current_dispatch_scope().limits;
   note_factory_inputs(tensors, context);
 }
 

@@ -21,7 +21,7 @@ constexpr bool is_tensor = std::is_same_v<std::decay_t<T>, at::Tensor>;
 // Views whose sizes are an argument: each rank has its own.
 template <typename Op>
 constexpr bool takes_sizes = std::is_same_v<Op, at::_ops::view> || std::is_same_v<Op, at::_ops::expand>;
-// The result is the tensor itself, as another one.
+// The result has the parts of the tensor themselves.
 template <typename Op>
 constexpr bool is_identity = std::is_same_v<Op, at::_ops::detach> || std::is_same_v<Op, at::_ops::alias>;
 
@@ -83,6 +83,8 @@ struct TypedKernel<Op, Result(Args...)> {
     if constexpr (kWrites) {
       write(direct, args...);
       return std::get<0>(std::tie(args...));
+    } else if constexpr (is_identity<Op>) {
+      return direct.make_result(RankTensors(meta_without_sync(args...).locals));
     } else {
       RankTensors locals;
       locals.reserve(direct.num_ranks());
@@ -95,9 +97,7 @@ struct TypedKernel<Op, Result(Args...)> {
   }
 
   static at::Tensor run_on(const DirectCall& direct, size_t r, Args... args) {
-    if constexpr (is_identity<Op>) {
-      return local_of(args..., r);
-    } else if constexpr (takes_sizes<Op>) {
+    if constexpr (takes_sizes<Op>) {
       const Shape sizes = direct.result_sizes(r);
       const auto local_size = [&](const auto& arg) -> decltype(auto) {
         if constexpr (std::is_same_v<std::decay_t<decltype(arg)>, c10::SymIntArrayRef>) {
