@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "absl/algorithm/container.h"
+#include "absl/container/flat_hash_map.h"
 #include "comm/scope.h"
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/core_fallback.h"

@@ -206,7 +206,7 @@ TEST_CASE("a typed kernel allocates its result and nothing else", "[dtensor][typ
     INFO(name);
     Tensors plain, leaves;
     for (const auto& sizes : sample.inputs) plain.push_back(torch::rand(sizes));
-    Tensors inputs = inputs_of(sample, mesh, Shard(0), /*grad=*/false, leaves);
+    Tensors inputs = inputs_of(sample, mesh, Replicate(), /*grad=*/false, leaves);
     // The tensor, that it is distributed, its memory, and the list of its parts; of a view how it was taken.
     const bool writes = name.back() == '_' || name.find("_.") != std::string::npos;
     CHECK(allocations_of(sample, inputs) - allocations_of(sample, plain) <= (writes ? 0 : 7));
