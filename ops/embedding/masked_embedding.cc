@@ -51,8 +51,8 @@ at::Tensor cuda_embedding_backward(const at::Tensor& grad, const at::Tensor& ids
                                   rows,
                                   out.mutable_data_ptr()};
   const at::Tensor scratch = memory_to_sort(flat_ids, rows, "masked_embedding_backward");
-  const char* error =
-      cuda::masked_embedding_backward(g, scratch.mutable_data_ptr(), scratch.numel(), current_cuda_stream(grad.device()));
+  const char* error = cuda::masked_embedding_backward(g, scratch.mutable_data_ptr(), scratch.numel(),
+                                                      current_cuda_stream(grad.device()));
   TORCH_CHECK(error == nullptr, "masked_embedding_backward: ", error);
   return out;
 }
