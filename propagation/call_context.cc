@@ -27,6 +27,11 @@ const Spec* CallContext::preferred_layout(size_t input) const {
   return input < preferred_layouts.size() ? preferred_layouts[input].get() : nullptr;
 }
 
+bool CallContext::has_same_hints(size_t a, size_t b) const {
+  return is_mutable(a) == is_mutable(b) && is_parameter(a) == is_parameter(b) &&
+         is_factory_input(a) == is_factory_input(b) && preferred_layout(a) == preferred_layout(b);
+}
+
 void CallContext::append_to_key(CacheKey& key) const {
   key.push_back(!is_default());
   if (is_default()) return;

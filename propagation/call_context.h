@@ -1,8 +1,8 @@
 // Hints that decide a call besides its arguments and their layouts: facts about the input tensors, and limits of the
 // scope. The same on all ranks, since they follow from the operators before and from scopes.
 //
-// A new hint is a field here with its line in append_to_key(), and the code that prices it; note_context()
-// (dtensor/dispatch/internal/call_inputs.h) reads it off the tensors.
+// A new hint is a field here with its line in append_to_key() and in has_same_hints(), and the code that prices it;
+// note_context() (dtensor/dispatch/internal/call_inputs.h) reads it off the tensors.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -43,6 +43,7 @@ struct CallContext {
   bool is_parameter(size_t input) const;
   bool is_factory_input(size_t input) const;
   const Spec* preferred_layout(size_t input) const;  // null: not known
+  bool has_same_hints(size_t a, size_t b) const;     // about the inputs a and b
 
   // All of it, for the strategy cache. The cached decision keeps the context, so that ids of specs stay theirs.
   void append_to_key(CacheKey& key) const;

@@ -69,13 +69,9 @@ Search::Search(const Problem& problem, std::vector<std::vector<DimStrategy>> opt
 // Lists may hold a hundred tensors of one layout: inputs with the same placements are priced once, and counted.
 std::vector<Pricer::Group> Search::group_inputs() const {
   const OpCall& call = problem_.call;
-  const CallContext& context = call.context;
   // By layout, how they are priced, and what all options make of them.
   const auto alike = [&](size_t a, size_t b) {
-    if (call.inputs[a] != call.inputs[b] || context.is_parameter(a) != context.is_parameter(b) ||
-        context.preferred_layout(a) != context.preferred_layout(b)) {
-      return false;
-    }
+    if (call.inputs[a] != call.inputs[b] || !call.context.has_same_hints(a, b)) return false;
     const auto wants_same = [&](const DimStrategy& option) { return option.inputs[a] == option.inputs[b]; };
     return std::all_of(options_.begin(), options_.end(), [&](const std::vector<DimStrategy>& options) {
       return std::all_of(options.begin(), options.end(), wants_same);

@@ -113,6 +113,26 @@ TEST_CASE("written arguments of an operator") {
   CHECK(max.written_by_return(1) == 4);
 }
 
+// Such inputs are priced as one, so every hint that prices read must count.
+TEST_CASE("two inputs have the same hints only if all hints of both are alike") {
+  CallContext context;
+  CHECK(context.has_same_hints(0, 1));
+  for (auto* numbers : {&context.mutable_layouts, &context.parameters}) {
+    numbers->push_back(1);
+    CHECK_FALSE(context.has_same_hints(0, 1));
+    numbers->push_back(0);
+    CHECK(context.has_same_hints(0, 1));
+  }
+  context.factory_inputs = {0};
+  CHECK_FALSE(context.has_same_hints(0, 1));
+  context.factory_inputs = {0, 1};
+  CHECK(context.has_same_hints(0, 1));
+  context.preferred_layouts = {spec({4}), nullptr};
+  CHECK_FALSE(context.has_same_hints(0, 1));
+  context.preferred_layouts[1] = context.preferred_layouts[0];
+  CHECK(context.has_same_hints(0, 1));
+}
+
 TEST_CASE("dims counted from the end") {
   CHECK(wrap_dim(-1, 3) == 2);
   CHECK(wrap_dim(2, 3) == 2);
