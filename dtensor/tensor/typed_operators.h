@@ -5,7 +5,6 @@
 // takes, if it writes to that, else a new one.
 #pragma once
 
-#include <ATen/ops/_softmax_ops.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/alias_ops.h>
@@ -15,7 +14,6 @@
 #include <ATen/ops/exp_ops.h>
 #include <ATen/ops/expand_ops.h>
 #include <ATen/ops/gelu_ops.h>
-#include <ATen/ops/mean_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mul_ops.h>
 #include <ATen/ops/neg_ops.h>
@@ -46,8 +44,7 @@ using TypedComputations =
               at::_ops::div_Tensor, at::_ops::div_Scalar, at::_ops::div__Tensor, at::_ops::relu, at::_ops::relu_,
               at::_ops::sigmoid, at::_ops::tanh, at::_ops::exp, at::_ops::neg, at::_ops::sqrt, at::_ops::rsqrt,
               at::_ops::pow_Tensor_Scalar, at::_ops::gelu, at::_ops::silu, at::_ops::threshold_backward, at::_ops::mm,
-              at::_ops::bmm, at::_ops::addmm, at::_ops::sum, at::_ops::sum_dim_IntList, at::_ops::mean,
-              at::_ops::mean_dim, at::_ops::_softmax, at::_ops::detach>;
+              at::_ops::bmm, at::_ops::addmm, at::_ops::sum, at::_ops::sum_dim_IntList, at::_ops::detach>;
 
 // Those that autograd tracks as views. Each has all elements of its base, which a rank's part of it shares.
 using TypedViews = Operators<at::_ops::view, at::_ops::expand, at::_ops::alias, at::_ops::t, at::_ops::transpose_int,

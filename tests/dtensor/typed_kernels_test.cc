@@ -1,5 +1,4 @@
 // Typed kernels compute what the boxed kernel computes, and allocate only the result.
-#include <ATen/ops/_softmax.h>
 #include <ATen/ops/threshold_backward.h>
 #include <torch/nn.h>
 
@@ -90,9 +89,6 @@ Samples all_samples() {
   samples["aten::addmm"] = {{{4, 4}, {4, 4}, {4, 4}}, [](Tensors& t) { return t[0].addmm(t[1], t[2], 2); }};
   samples["aten::sum"] = {one, [](Tensors& t) { return t[0].sum(); }};
   samples["aten::sum.dim_IntList"] = {one, [](Tensors& t) { return t[0].sum({1}, true); }};
-  samples["aten::mean"] = {one, [](Tensors& t) { return t[0].mean(); }};
-  samples["aten::mean.dim"] = {one, [](Tensors& t) { return t[0].mean({1}); }};
-  samples["aten::_softmax"] = {one, [](Tensors& t) { return at::_softmax(t[0], 1, false); }};
   samples["aten::detach"] = {one, [](Tensors& t) { return t[0].detach(); }};
   samples["aten::view"] = {one, [](Tensors& t) { return t[0].view({4, 2, -1}); }};
   samples["aten::expand"] = {one, [](Tensors& t) { return t[0].expand({3, 4, 4}); }};
