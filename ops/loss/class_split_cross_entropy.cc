@@ -237,7 +237,11 @@ at::Tensor differentiable_cross_entropy_gradient(const at::Tensor& grad_output, 
   at::Tensor grad = divided_if_mean(grad_output.to(dtype), in, call, loss.divisor);
   if (has_rows && call.reduction == at::Reduction::None) grad = grad.unsqueeze(1);
   const at::Tensor totals = has_rows ? loss.totals.unsqueeze(1) : loss.totals;
-  const at::Tensor result = grad * (in.self.softmax(in.class_dim(), dtype) * totals - q);
+  at::Tensor result = grad * (in.self.softmax(in.class_dim(), dtype) * totals - q);
+  if (!in.has_probabilities()) {  // ignored rows get 0, also where they make the divisor 0
+    const at::Tensor ignored = in.target.eq(call.classes.ignore_index);
+    result = result.masked_fill(has_rows ? ignored.unsqueeze(1) : ignored, 0);
+  }
   return result.to(in.self.scalar_type());
 }
 

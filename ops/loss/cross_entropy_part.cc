@@ -127,12 +127,13 @@ at::Tensor differentiable_cross_entropy_part_backward(const at::Tensor& grad, co
     const at::Tensor ones = at::ones_like(max);
     q = cross_entropy_part_backward(at::stack({at::zeros_like(ones), ones}), max, wide);
   }
-  at::Tensor shifted = wide.logits - max.unsqueeze(1);
+  at::Tensor shifted = wide.logits - max.unsqueeze(1), factors = grad;
   if (!args.has_probabilities()) {
-    const at::Tensor ignored = args.target.eq(args.part.ignore_index).unsqueeze(1);
-    shifted = shifted.masked_fill(ignored, -std::numeric_limits<double>::infinity());
+    const at::Tensor ignored = args.target.eq(args.part.ignore_index);
+    shifted = shifted.masked_fill(ignored.unsqueeze(1), -std::numeric_limits<double>::infinity());
+    factors = grad.masked_fill(ignored, 0);
   }
-  const at::Tensor result = grad[0].unsqueeze(1) * shifted.exp() + grad[1].unsqueeze(1) * q;
+  const at::Tensor result = factors[0].unsqueeze(1) * shifted.exp() + factors[1].unsqueeze(1) * q;
   return result.to(args.logits.scalar_type());
 }
 

@@ -206,9 +206,12 @@ TEST_CASE("ignored rows have a sum of 1, other summaries and gradients of 0, wha
   const at::Tensor summaries = cross_entropy_part(args);
   CHECK(summaries[kSum].eq(1).all().item<bool>());
   CHECK(summaries.sum().item<double>() == 2);
-  const at::Tensor gradient =
-      cross_entropy_part_backward(at::ones({2, 2}, at::kDouble), at::ones({2}, at::kDouble), args);
-  CHECK(gradient.eq(0).all().item<bool>());
+  const at::Tensor max = at::ones({2}, at::kDouble);
+  for (const double given : {1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    const at::Tensor grad = at::full({2, 2}, given, at::kDouble);
+    CHECK(cross_entropy_part_backward(grad, max, args).eq(0).all().item<bool>());
+    CHECK(differentiable_cross_entropy_part_backward(grad, max, args).eq(0).all().item<bool>());
+  }
 }
 
 TEST_CASE("the gradient may be written over the logits") {
