@@ -84,9 +84,11 @@ at::Tensor masked_embedding_bag_backward(const at::Tensor& grad, const BagsOfIds
     const at::Tensor own_max = bags.max_ids.to(at::kLong).sub(rows.offset).masked_fill_(elsewhere, 0);
     return nothing.scatter_add_(0, own_max, grad.masked_fill(elsewhere, 0));
   }
+  const auto index = c10::promoteTypes(bags.ids.scalar_type(), bags.bag_of_id.scalar_type());
+  const at::Tensor sizes = bags.bag_size.to(index);
   return at::_embedding_bag_dense_backward(
-      grad.contiguous(), own.ids, at_places(bags.bag_of_id, own.places).to(own.ids), bags.bag_size, bags.bag_size,
-      rows.size, /*scale_grad_by_freq=*/false, bags.mode, if_defined(at_places(bags.weights, own.places)));
+      grad.contiguous(), own.ids.to(index), at_places(bags.bag_of_id, own.places).to(index), sizes, sizes, rows.size,
+      /*scale_grad_by_freq=*/false, bags.mode, if_defined(at_places(bags.weights, own.places)));
 }
 
 at::Tensor masked_embedding_bag_weights_backward(const at::Tensor& grad, const at::Tensor& part, const at::Tensor& ids,

@@ -161,9 +161,10 @@ void embedding_bag_backward(const c10::OperatorHandle& op, Stack& stack) {
                               ": gives a tensor of layout Sparse, which cannot be distributed. Call embedding_bag() "
                               "with sparse = false.");
   const at::Tensor bags = bag_of_each_id(op, args);
+  const at::Tensor ids = args.tensor("indices").to(bags.scalar_type());  // offsets may have a wider integer type
   const auto optional = args["per_sample_weights"].toOptional<at::Tensor>();
   const at::Tensor result = at::_embedding_bag_dense_backward(
-      args.tensor("grad"), args.tensor("indices"), bags, args.tensor("bag_size"), args.tensor("maximum_indices"),
+      args.tensor("grad"), ids, bags, args.tensor("bag_size"), args.tensor("maximum_indices"),
       args["num_weights"].toInt(), args["scale_grad_by_freq"].toBool(), args["mode"].toInt(), optional,
       args["padding_idx"].toInt());
   torch::jit::drop(stack, op.schema().arguments().size());

@@ -72,6 +72,14 @@ TEST_CASE("Embedding bags with a weight for each id", "[ops][embedding_bag]") {
   check_op(bags("weighted, padding", kSum, 2, true), 60);
 }
 
+TEST_CASE("Embedding bags of int32 ids and int64 offsets", "[ops][embedding_bag]") {
+  for (const int64_t mode : {kSum, kMean, kMax}) {
+    OpCase c = bags("mode " + std::to_string(mode), mode, -1, /*weighted=*/mode == kSum);
+    c.make = [](size_t i, const auto& shape) { return i == 1 ? make(i, shape).to(at::kInt) : make(i, shape); };
+    check_op(c, 20);
+  }
+}
+
 TEST_CASE("Embedding bags in single precision, of no bags and in other forms", "[ops][embedding_bag]") {
   OpCase single = bags("float", kSum, -1, true);
   single.make = [](size_t i, const auto& shape) { return i == 0 || i == 3 ? at::rand(shape) : make(i, shape); };

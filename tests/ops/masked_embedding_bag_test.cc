@@ -210,11 +210,19 @@ TEST_CASE("tables, gradients and ids that are not contiguous are read by their s
             .equal(fused_masked_embedding_bag_backward(grad.contiguous(), of_ids, rows)));
 }
 
-TEST_CASE("ids and offsets of different integer types give integers of the wider type") {
-  Bags bags = make_bags(kBagMax, at::kInt);
-  bags.offsets = bags.offsets.to(at::kLong);
-  const BagResults r = fused_masked_embedding_bag(at::rand({6, 3}), bags, {5, 6, kTableRows});
-  for (const at::Tensor& t : {r.bag_of_id, r.bag_size, r.max_ids}) CHECK(t.scalar_type() == at::kLong);
+TEST_CASE("ids and offsets of different integer types give integers of the wider type, and gradients") {
+  const at::Tensor part = at::rand({6, 3});
+  const TableRows rows{5, 6, kTableRows};
+  for (int64_t mode : {kBagSum, kBagMean, kBagMax}) {
+    for (auto type : {at::kInt, at::kLong}) {
+      Bags bags = make_bags(mode, type);
+      bags.offsets = bags.offsets.to(type == at::kInt ? at::kLong : at::kInt);
+      const BagResults r = check_lookup(part, bags, rows);
+      CHECK((r.bag_of_id.scalar_type() == at::kLong && r.bag_size.scalar_type() == at::kLong));
+      CHECK((mode != kBagMax || r.max_ids.scalar_type() == at::kLong));
+      check_gradients(part, bags, rows, r);
+    }
+  }
 }
 
 TEST_CASE("half types are added up in float") {
