@@ -98,12 +98,11 @@ at::Tensor fused_masked_embedding_bag_backward(const at::Tensor& grad, const Bag
   g.out = out.mutable_data_ptr();
   if (grad.is_cpu()) cpu::masked_embedding_bag_backward(g);
 #ifdef DTENSOR_HAVE_CUDA
-  if (grad.is_cuda()) {
-    const at::Tensor scratch = memory_to_sort(ids, rows, "masked_embedding_bag_backward");
+  if (grad.is_cuda())
     run_on_cuda("masked_embedding_bag_backward", grad.device(), [&](void* stream) {
+      const at::Tensor scratch = memory_to_sort(ids, rows, "masked_embedding_bag_backward");
       return cuda::masked_embedding_bag_backward(g, scratch.mutable_data_ptr(), scratch.numel(), stream);
     });
-  }
 #endif
   return out;
 }
