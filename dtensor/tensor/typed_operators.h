@@ -1,4 +1,4 @@
-// The operators that have typed kernels: for hot ones a call takes neither a stack nor boxed arguments
+// The operators that have typed kernels, as models call them often: a call takes neither a stack nor boxed arguments
 // (dispatch/internal/typed_kernels.h, and for views also views/view_functions.cc).
 //
 // An operator may be added if it takes tensors, numbers and lists of ints, and returns one tensor: the first that it

@@ -72,7 +72,7 @@ DTENSOR_HOST_DEVICE ExpSum<A> merged(const ExpSum<A>& a, const ExpSum<A>& b) {
   return {max, a.sum * std::exp(a.max - base) + b.sum * std::exp(b.max - base)};
 }
 
-// What a rank tells the others of each row, one number after the other in a tensor [numbers, rows]. `total` is there if
+// What ranks exchange about each row, one number after the other in a tensor [numbers, rows]. `total` is there if
 // targets are weighted or probabilities (else it is 1, or 0 for ignored rows); `target_weight`, of the target's class,
 // if it differs from the total.
 enum SummaryNumber : int { kMax = 0, kSum = 1, kProduct = 2, kTotal = 3, kTargetWeight = 4 };

@@ -190,7 +190,7 @@ ports() {
   check "a port in use: the others, too" all_say "found something at the store tcp://127.0.0.1:$port .*that does not answer as a store does" $(all | tail -n +2)
   kill "$listener"
   wait "$listener" 2>/dev/null
-  # The listener's port is free now. One rank has another; should a third come late, the job tells nothing.
+  # The listener's port is free now. One rank has another; if a third comes late, too, the job shows nothing about it.
   local other=$((port == 65535 ? port - 1 : port + 1)) missed='of . ranks, ranks .* did not come within'
   run env -u DTENSOR_STORE MASTER_ADDR=127.0.0.1 \
     bash -c 'MASTER_PORT=$((RANK == 1 ? $1 : $2)) exec "${@:3}"' bash "$other" "$port" "$program" none 1 5 8

@@ -15,7 +15,7 @@
 namespace dtensor::internal {
 namespace {
 
-// Whether listeners are told of the calls of this thread, or a scope decides them.
+// Whether this thread has listeners, or a scope that decides its calls.
 bool is_observed() {
   if (c10::ThreadLocalDebugInfo::current() == nullptr) return false;
   const DispatchScope& scope = current_dispatch_scope();
