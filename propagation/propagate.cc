@@ -187,7 +187,8 @@ Problem problem_of(const OpCall& call, const OpRule* rule) {
 bool calls_operator(const Decision& decision) {
   if (!decision.rule->local) return true;
   const auto is_integer = [](const SpecPtr& spec) { return c10::isIntegralType(spec->dtype(), /*includeBool=*/true); };
-  return decision.rule->local_calls_operator && absl::c_none_of(decision.computed, is_integer);
+  return decision.rule->local_calls_operator && absl::c_none_of(decision.computed, is_integer) &&
+         !decision.outputs[0]->has_partial();
 }
 
 bool is_direct(const Decision& decision) {

@@ -214,7 +214,10 @@ const RuleFamily reduction_rules("reduction", [](RuleRegistry& registry) {
     registry.add(ops, rule);
   };
   add(OpNames{"aten::sum", "aten::sum.dim_IntList"}, reduce_op(ReduceOp::kSum));
-  add(OpNames{"aten::mean", "aten::mean.dim"}, reduce_op(ReduceOp::kSum), nullptr, local_mean);
+  OpRule mean = reduce_op(ReduceOp::kSum);
+  mean.local = local_mean;
+  mean.local_calls_operator = true;  // where a rank has all elements of its results
+  add(OpNames{"aten::mean", "aten::mean.dim"}, std::move(mean));
   add({"aten::nansum"}, nansum(), as_accumulated);
   add(OpNames{"aten::prod", "aten::prod.dim_int"}, reduce_op(ReduceOp::kProduct), as_accumulated);
   add(OpNames{"aten::count_nonzero", "aten::count_nonzero.dim_IntList"}, reduce_op(ReduceOp::kSum, /*commutes=*/false),

@@ -89,6 +89,8 @@ Samples all_samples() {
   samples["aten::addmm"] = {{{4, 4}, {4, 4}, {4, 4}}, [](Tensors& t) { return t[0].addmm(t[1], t[2], 2); }};
   samples["aten::sum"] = {one, [](Tensors& t) { return t[0].sum(); }};
   samples["aten::sum.dim_IntList"] = {one, [](Tensors& t) { return t[0].sum({1}, true); }};
+  samples["aten::mean"] = {one, [](Tensors& t) { return t[0].mean(); }};
+  samples["aten::mean.dim"] = {one, [](Tensors& t) { return t[0].mean({1}); }};
   samples["aten::detach"] = {one, [](Tensors& t) { return t[0].detach(); }};
   samples["aten::view"] = {one, [](Tensors& t) { return t[0].view({4, 2, -1}); }};
   samples["aten::expand"] = {one, [](Tensors& t) { return t[0].expand({3, 4, 4}); }};
