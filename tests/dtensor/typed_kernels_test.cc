@@ -7,9 +7,12 @@
 #include <functional>
 #include <map>
 #include <new>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/tensor/representation.h"
@@ -222,6 +225,54 @@ TEST_CASE("a write through the result of a typed view reaches its base", "[dtens
     base.sum().backward();
   }
   CHECK(torch::equal(full_tensor(x.grad()), torch::full({4, 4}, 6.f)));
+}
+
+// Until its destruction it is the hook, and records whether the first argument of the first call is Partial.
+class FirstCall final : public CallHook {
+ public:
+  FirstCall() : usual_(std::exchange(registered, this)) { ++num_watching; }
+  ~FirstCall() override {
+    --num_watching;
+    registered = usual_;
+  }
+  FirstCall(const FirstCall&) = delete;
+  FirstCall& operator=(const FirstCall&) = delete;
+
+  Tensor defer(const GradientCall&) override { return {}; }
+  std::function<void()> before_call(const OpInfo&, c10::ArrayRef<c10::IValue> args) override {
+    if (!is_partial) is_partial = spec_of(args[0].toTensor())->has_partial();
+    return nullptr;
+  }
+  void before_write(const Tensor&) override {}
+  void before_unseen_writes(const LocalStorage&) override {}
+
+  std::optional<bool> is_partial;
+
+ private:
+  CallHook* const usual_;
+};
+
+TEST_CASE("a write to a parameter calls the hook before the parameter is reduced", "[dtensor][typed_kernels]") {
+  const torch::NoGradGuard no_grad;
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  const Tensor p = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(0)}).sum(0).requires_grad_();
+  const Tensor two = distribute_tensor(torch::full({4}, 2.f), mesh, {Replicate()});
+  REQUIRE(spec_of(p)->has_partial());
+  FirstCall first;
+  p.add_(two);
+  CHECK(first.is_partial == true);
+  CHECK(torch::equal(full_tensor(p), torch::full({4}, 6.f)));
+}
+
+TEST_CASE("changing the sizes of a detached tensor leaves its base", "[dtensor][typed_kernels]") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  const Tensor whole = torch::rand({4, 3});
+  for (int i = 0; i < 2; ++i) {
+    const Tensor base = distribute_tensor(whole, mesh, {Shard(0)}), detached = base.detach();
+    detached.t_().unsqueeze_(0);
+    CHECK(torch::equal(full_tensor(detached), whole.t().unsqueeze(0)));
+    CHECK(torch::equal(full_tensor(base), whole));
+  }
 }
 
 }  // namespace

@@ -36,6 +36,8 @@ bool DirectCall::begin() {
   for (const at::Tensor* t : tensors_) {
     if (!is_dtensor(*t)) return false;
   }
+  // Before parameters are registered, which may communicate: an observed rank calls the hook first, too.
+  if (info_.args[0].written && CallHook::watching() != nullptr) return false;
   for (const at::Tensor* t : tensors_) note_parameter(info_, *t);
   const DeviceMesh& mesh = spec_of(*tensors_[0])->mesh();
   for (const at::Tensor* t : tensors_) {
@@ -43,10 +45,7 @@ bool DirectCall::begin() {
     if (is_special(meta) || meta.spec->mesh() != mesh) return false;
   }
   CallContext context;
-  if (info_.args[0].written) {
-    if (CallHook::watching() != nullptr) return false;
-    note_mutable_layout(context);
-  }
+  if (info_.args[0].written) note_mutable_layout(context);
   note_context(info_, tensors_, context);
   if (resolved_->rule->uses_gradient_target && in_backward()) return false;
   begin_key(key_, info_, *resolved_, context);
