@@ -276,6 +276,16 @@ TEST_CASE("changing the sizes of a detached tensor leaves its base", "[dtensor][
   }
 }
 
+TEST_CASE("the parts of a detached tensor have handles of their own", "[dtensor][typed_kernels]") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  const Tensor x = zeros({4, 6}, mesh, {Shard(0)});
+  for (int call = 0; call < 2; ++call) {  // boxed, then typed
+    const Tensor y = x.detach();
+    DTensor(y).local(0).t_();
+    CHECK(DTensor(x).local(0).sizes() == torch::IntArrayRef({2, 6}));
+  }
+}
+
 TEST_CASE("a detached number takes part in type promotion as a tensor", "[dtensor][typed_kernels]") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   const Tensor two = torch::tensor(2.0, torch::kDouble);

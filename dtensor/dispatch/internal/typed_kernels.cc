@@ -21,9 +21,19 @@ constexpr bool is_tensor = std::is_same_v<std::decay_t<T>, at::Tensor>;
 // Views whose sizes are an argument: each rank has its own.
 template <typename Op>
 constexpr bool takes_sizes = std::is_same_v<Op, at::_ops::view> || std::is_same_v<Op, at::_ops::expand>;
-// The result has the parts of the tensor themselves.
+// The result has other handles of the parts of the tensor.
 template <typename Op>
 constexpr bool is_identity = std::is_same_v<Op, at::_ops::detach> || std::is_same_v<Op, at::_ops::alias>;
+
+RankTensors other_handles(const RankTensors& parts) {
+  RankTensors handles;
+  handles.reserve(parts.size());
+  for (const at::Tensor& part : parts) {
+    const c10::TensorImpl& impl = *part.unsafeGetTensorImpl();
+    handles.emplace_back(impl.shallow_copy_and_detach(impl.version_counter(), /*allow_tensor_metadata_change=*/true));
+  }
+  return handles;
+}
 
 template <size_t kCount, typename... Args>
 std::array<const at::Tensor*, kCount> tensors_of(const Args&... args) {
@@ -84,7 +94,7 @@ struct TypedKernel<Op, Result(Args...)> {
       write(direct, args...);
       return std::get<0>(std::tie(args...));
     } else if constexpr (is_identity<Op>) {
-      return direct.make_result(RankTensors(meta_without_sync(args...).locals));
+      return direct.make_result(other_handles(meta_without_sync(args...).locals));
     } else {
       RankTensors locals;
       locals.reserve(direct.num_ranks());
