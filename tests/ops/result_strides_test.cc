@@ -143,7 +143,7 @@ std::vector<c10::OperatorHandle> operators() {
     }
     if (!fresh || op->hasTag(at::Tag::nondeterministic_seeded)) continue;
     const auto& info = op_info(*op);
-    if (info.handler != nullptr || info.resolve()->rule) result.push_back(*op);
+    if (info.handler != nullptr || info.resolve().rule) result.push_back(*op);
   }
   return result;
 }
