@@ -34,9 +34,8 @@ struct Decision {
 
   std::vector<SpecPtr> preferred_outputs;  // as CallContext::preferred_layouts, of the outputs; empty: none known
 
-  // Every input stays in its layout, none is Partial, absent or a wrapped number (whose detach() is no number, so that
-  // it needs parts of its own), the one result is a tensor, and the local computation is the operator itself: a typed
-  // kernel can compute the call without a stack.
+  // Every input stays in its layout, none is Partial or absent, the one result is a tensor, and the local computation
+  // is the operator itself: a typed kernel can compute the call without a stack.
   bool direct = false;
 
   int64_t bytes() const;  // of all input redistributions

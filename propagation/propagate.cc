@@ -192,9 +192,7 @@ bool calls_operator(const Decision& decision) {
 }
 
 bool is_direct(const Decision& decision) {
-  const auto is_whole = [](const SpecPtr& spec) {
-    return spec && !spec->has_partial() && !spec->meta().wrapped_number;
-  };
+  const auto is_whole = [](const SpecPtr& spec) { return spec && !spec->has_partial(); };
   const auto is_set = [](const auto& pointer) { return pointer != nullptr; };
   const auto is_offset = [](int64_t offset) { return offset != 0; };
   return absl::c_all_of(decision.given, is_whole) && absl::c_none_of(decision.input_plans, is_set) &&

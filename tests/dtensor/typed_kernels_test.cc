@@ -15,7 +15,6 @@
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
-#include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/typed_operators.h"
 #include "observe/comm_debug_mode.h"
@@ -283,18 +282,6 @@ TEST_CASE("the parts of a detached tensor have handles of their own", "[dtensor]
     const Tensor y = x.detach();
     DTensor(y).local(0).t_();
     CHECK(DTensor(x).local(0).sizes() == torch::IntArrayRef({2, 6}));
-  }
-}
-
-TEST_CASE("a detached number takes part in type promotion as a tensor", "[dtensor][typed_kernels]") {
-  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
-  const Tensor two = torch::tensor(2.0, torch::kDouble);
-  two.unsafeGetTensorImpl()->set_wrapped_number(true);
-  const Tensor number = replicate_plain(two, mesh), one = distribute_tensor(torch::ones({}), mesh, {Replicate()});
-  for (int i = 0; i < 2; ++i) {
-    const Tensor sum = one.add(number.detach());
-    CHECK(sum.scalar_type() == torch::kDouble);
-    CHECK(meta_without_sync(sum).locals[0].scalar_type() == torch::kDouble);
   }
 }
 
