@@ -87,8 +87,7 @@ void pad_sequence(const c10::OperatorHandle& op, Stack& stack) {
     if (t.sizes() != sizes) t = t.expand(sizes);
     std::vector<int64_t> pad(2 * sizes.size(), 0);  // the last two numbers are of the first dim
     pad[pad.size() - (side == "left" ? 2 : 1)] = longest - sizes[0];
-    // The longest, too: its gradient has memory of its own, as ATen's has.
-    padded.push_back(at::constant_pad_nd(t, pad, args.number("padding_value")));
+    padded.push_back(sizes[0] == longest ? t : at::constant_pad_nd(t, pad, args.number("padding_value")));
   }
   const int64_t batch_dim = args["batch_first"].toBool() ? 0 : 1;
   torch::jit::drop(stack, op.schema().arguments().size());

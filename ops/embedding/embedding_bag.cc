@@ -6,6 +6,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_embedding_bag.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/zeros.h>
 
 #include <utility>
 #include <vector>
@@ -113,6 +114,12 @@ std::vector<at::Tensor> run(const at::Tensor& weight, const Bags& b, int64_t pad
   return {result, bag_of_id, size, max_ids};
 }
 
+// All results but the bags, as ATen gives them, from a table without memory that has the right number of rows.
+std::vector<at::Tensor> run_without_rows(const at::Tensor& weight, Bags b, const TableRows& rows) {
+  b.weights = at::Tensor();
+  return run(at::zeros({1, 1}, weight.options().dtype(at::kDouble)).expand({rows.num_rows, 1}), b, rows.padding_idx);
+}
+
 // Makes a result match its spec: some kernels leave it unfilled.
 at::Tensor fitted(const at::Tensor& t, const Spec& spec, int64_t i) {
   const Shape sizes = spec.local_shape(i);
@@ -140,8 +147,8 @@ void embedding_bag_local(const LocalCall& call, Stack& stack) {
   } else if (rows.size == rows.num_rows && weight.size(1) > 0) {
     results = run(weight, b, rows.padding_idx);
   } else {
-    const BagResults own = fused_masked_embedding_bag(weight, b, rows);
-    results = {own.result, own.bag_of_id, own.bag_size, own.max_ids};
+    results = run_without_rows(weight, b, rows);
+    results[kResult] = fused_masked_embedding_bag(weight, b, rows).result;
   }
   at::Tensor& bag_of_id = results[kBagOfId];
   const int64_t named = call.outputs[kBagOfId]->local_shape(call.i)[0];

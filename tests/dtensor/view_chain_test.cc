@@ -31,13 +31,14 @@ bool has_function(const Tensor& view) {
   return torch::autograd::impl::get_view_autograd_meta(view)->get_backward_view().has_view_fn();
 }
 
-TEST_CASE("view chain: four times as many views take less than eight times as long") {
+// Sixteen times as long would mean that each view looks at all before it.
+TEST_CASE("view chain: four times as many views take less than twelve times as long") {
   for (const Placements& placements : {Placements{Shard(0)}, Placements{Replicate()}}) {
     for (const bool requires_grad : {false, true}) {
-      const Tensor t = distribute_tensor(torch::ones({5000}), mesh_of(2), placements).set_requires_grad(requires_grad);
-      const double few = seconds_to_slice(t, 1000), many = seconds_to_slice(t, 4000);
+      const Tensor t = distribute_tensor(torch::ones({9000}), mesh_of(2), placements).set_requires_grad(requires_grad);
+      const double few = seconds_to_slice(t, 2000), many = seconds_to_slice(t, 8000);
       INFO(to_string(placements) << (requires_grad ? ", requires grad: " : ": ") << few << " s, " << many << " s");
-      CHECK(many < 8 * few);
+      CHECK(many < 12 * few);
     }
   }
 }

@@ -195,8 +195,9 @@ TEST_CASE("cross entropy of split classes in an abstract world") {
     return distribute_tensor(at::empty(sizes, at::TensorOptions(dtype).device(at::kMeta)), mesh, {p});
   };
   at::Tensor logits = meta({9, 4000}, at::kFloat, Shard(1)).detach().requires_grad_();
+  const at::Tensor target = meta({9}, at::kLong, Replicate());
   CommDebugMode comm;
-  at::cross_entropy_loss(logits, meta({9}, at::kLong, Replicate())).backward();
+  at::cross_entropy_loss(logits, target).backward();
   CHECK(comm.counts() == std::map<std::string, int64_t>{{"all_gather", 1}});
   CHECK(spec_of(logits.grad())->placements() == Placements{Shard(1)});
 }
