@@ -62,8 +62,8 @@ class GeometricMean {
   std::multimap<double, std::string, std::greater<>> worst_;
 };
 
-// Plans every pair of layouts on one mesh, in the short form every third of those of three mesh dims, and collects their
-// quality.
+// Plans every pair of layouts on one mesh, in the short form every third of those of three mesh dims, and collects
+// their quality.
 struct Survey {
   GeometricMean over_bound, under_greedy;
   int64_t number = 0, pairs = 0, free = 0, below_bound = 0;
