@@ -20,9 +20,7 @@
 #include <ATen/ops/stack.h>
 #include <c10/core/InferenceMode.h>
 #include <malloc.h>
-#include <time.h>
 
-#include <array>
 #include <functional>
 #include <optional>
 #include <string>
@@ -37,7 +35,9 @@ ABSL_FLAG(int64_t, repetitions, 31, "calls of each kind that are timed");
 
 namespace {
 
-using dtensor::benchmarks::median;
+using dtensor::benchmarks::median_microseconds;
+using dtensor::benchmarks::median_ratio;
+using dtensor::benchmarks::time_turns;
 
 // A rank's part of the classes, the second of `parts`. Gates: at least so many times as fast as ATen's operators.
 struct Case {
@@ -51,14 +51,8 @@ const std::vector<Case> kCases = {
     {512, 128256, 8, at::kBFloat16, 3, 2},
 };
 
-double cpu_seconds() {
-  timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
 // Of the kernel, of ATen's operators.
-using Calls = std::array<std::function<void()>, 2>;
+using Calls = std::vector<std::function<void()>>;
 
 // The medians of microseconds, and of the ratios of calls that ran one after the other.
 struct Figures {
@@ -66,18 +60,8 @@ struct Figures {
 };
 
 Figures measure(const Calls& calls) {
-  std::array<std::vector<double>, 2> times;
-  for (const auto& call : calls) call(), call();
-  for (int64_t i = 0; i < absl::GetFlag(FLAGS_repetitions); ++i) {
-    for (size_t c = 0; c < calls.size(); ++c) {
-      const double begin = cpu_seconds();
-      calls[c]();
-      times[c].push_back(cpu_seconds() - begin);
-    }
-  }
-  std::vector<double> speedups;
-  for (size_t i = 0; i < times[0].size(); ++i) speedups.push_back(times[1][i] / times[0][i]);
-  return {median(times[0]) * 1e6, median(times[1]) * 1e6, median(speedups)};
+  const auto times = time_turns(calls, absl::GetFlag(FLAGS_repetitions));
+  return {median_microseconds(times[0]), median_microseconds(times[1]), median_ratio(times[1], times[0])};
 }
 
 // Logits and targets of a part, and those of ATen's operators: counted from the part's first class.

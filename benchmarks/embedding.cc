@@ -20,10 +20,9 @@
 #include <ATen/ops/randint.h>
 #include <c10/core/InferenceMode.h>
 #include <malloc.h>
-#include <time.h>
 
-#include <array>
 #include <cstdio>
+#include <array>
 #include <functional>
 #include <string>
 #include <tuple>
@@ -38,7 +37,9 @@ ABSL_FLAG(int64_t, repetitions, 31, "calls of each kind that are timed");
 
 namespace {
 
-using dtensor::benchmarks::median;
+using dtensor::benchmarks::median_microseconds;
+using dtensor::benchmarks::median_ratio;
+using dtensor::benchmarks::time_turns;
 
 // A rank's part of a table, the second of `parts`. Gates: at least so many times as fast as ATen's operators, and at
 // most so many times the time of the memory alone; 0: no gate. Memory limits only results larger than the caches, and
@@ -69,14 +70,8 @@ const std::vector<BagCase> kBagCases = {
     {256, 8, 50000, 4, 16, at::kFloat},
 };
 
-double cpu_seconds() {
-  timespec t;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
-
 // Of the kernel, of ATen's operators, of the memory alone.
-using Calls = std::array<std::function<void()>, 3>;
+using Calls = std::vector<std::function<void()>>;
 
 // The medians of microseconds, and of the ratios of calls that ran one after the other.
 struct Figures {
@@ -85,21 +80,10 @@ struct Figures {
 };
 
 Figures measure(const Calls& calls) {
-  std::array<std::vector<double>, 3> times;
-  for (const auto& call : calls) call(), call();
-  for (int64_t i = 0; i < absl::GetFlag(FLAGS_repetitions); ++i) {
-    for (size_t c = 0; c < calls.size(); ++c) {
-      const double begin = cpu_seconds();
-      calls[c]();
-      times[c].push_back(cpu_seconds() - begin);
-    }
-  }
-  std::vector<double> speedups, memory;
-  for (size_t i = 0; i < times[0].size(); ++i) {
-    speedups.push_back(times[1][i] / times[0][i]);
-    memory.push_back(times[0][i] / times[2][i]);
-  }
-  return {median(times[0]) * 1e6, median(times[1]) * 1e6, median(times[2]) * 1e6, median(speedups), median(memory)};
+  const auto times = time_turns(calls, absl::GetFlag(FLAGS_repetitions));
+  const auto &ours = times[0], &theirs = times[1], &memory = times[2];
+  return {median_microseconds(ours), median_microseconds(theirs), median_microseconds(memory),
+          median_ratio(theirs, ours), median_ratio(ours, memory)};
 }
 
 Figures measure_forward(const Case& c, const at::Tensor& ids, int64_t own_ids) {

@@ -1,5 +1,6 @@
 #include "benchmarks/measure.h"
 
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +20,12 @@ double time_turn(const Call& call, int calls) {
   const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < calls; ++i) call();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / calls;
+}
+
+double cpu_seconds() {
+  timespec t;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
 // The name is what instructions.py looks for.
@@ -51,6 +58,27 @@ PairedTimes time_pairs(const Call& ours, const Call& theirs, int pairs) {
     ratios.push_back(our_time / their_time);
   }
   return {median(our_times), median(their_times), median(ratios)};
+}
+
+std::vector<std::vector<double>> time_turns(const std::vector<Call>& calls, int64_t turns) {
+  std::vector<std::vector<double>> times(calls.size());
+  for (const Call& call : calls) call(), call();
+  for (int64_t i = 0; i < turns; ++i) {
+    for (size_t c = 0; c < calls.size(); ++c) {
+      const double begin = cpu_seconds();
+      calls[c]();
+      times[c].push_back(cpu_seconds() - begin);
+    }
+  }
+  return times;
+}
+
+double median_microseconds(const std::vector<double>& seconds) { return median(seconds) * 1e6; }
+
+double median_ratio(const std::vector<double>& seconds, const std::vector<double>& other_seconds) {
+  std::vector<double> ratios;
+  for (size_t i = 0; i < seconds.size(); ++i) ratios.push_back(seconds[i] / other_seconds[i]);
+  return median(ratios);
 }
 
 void count_instructions(const std::string& what, const Call& call) {

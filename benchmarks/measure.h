@@ -20,6 +20,14 @@ struct PairedTimes {
 // Short calls are repeated within a turn. The first turns do not count, and the one that goes first changes.
 PairedTimes time_pairs(const std::function<void()>& ours, const std::function<void()>& theirs, int pairs = 60);
 
+// CPU seconds of this thread that each of `calls` took, in `turns` turns in which all are called one after the other.
+// Other programs on the machine disturb them less than the time that passes. Two first calls of each do not count.
+std::vector<std::vector<double>> time_turns(const std::vector<std::function<void()>>& calls, int64_t turns);
+
+// Medians of times in microseconds, and of the quotients of two calls' times in the same turns.
+double median_microseconds(const std::vector<double>& seconds);
+double median_ratio(const std::vector<double>& seconds, const std::vector<double>& other_seconds);
+
 // Calls `call` in a function of a name that instructions.py gives to valgrind, and prints `what`, for which it asks.
 void count_instructions(const std::string& what, const std::function<void()>& call);
 
