@@ -10,19 +10,6 @@
 
 namespace dtensor::internal {
 
-ElementType element_type(const at::Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kHalf:
-      return ElementType::kHalf;
-    case at::kBFloat16:
-      return ElementType::kBFloat16;
-    case at::kFloat:
-      return ElementType::kFloat;
-    default:
-      return ElementType::kDouble;
-  }
-}
-
 bool can_sort(const at::Tensor& ids, int64_t num_own_rows) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   return has_index_type(ids) && ids.numel() <= kMost && num_own_rows < kMost;

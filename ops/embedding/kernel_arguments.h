@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "ops/kernels/embedding.h"
+#include "ops/support/element_type.h"
 
 namespace dtensor::internal {
 
@@ -13,15 +14,6 @@ inline bool has_own_values(const at::Tensor& t) { return !t.is_conj() && !t.is_n
 inline bool has_index_type(const at::Tensor& ids) {
   return ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt;
 }
-
-// Whether kernels add up elements of this type.
-inline bool has_element_type(const at::Tensor& t) {
-  const auto dtype = t.scalar_type();
-  return dtype == at::kFloat || dtype == at::kDouble || dtype == at::kHalf || dtype == at::kBFloat16;
-}
-
-// REQUIRES: has_element_type().
-ElementType element_type(const at::Tensor& t);
 
 // Whether kernels can sort the ids by row.
 bool can_sort(const at::Tensor& ids, int64_t num_own_rows);

@@ -5,8 +5,6 @@
 #include "ops/kernels/cpu/embedding.h"
 
 #ifdef DTENSOR_HAVE_CUDA
-#include <c10/core/DeviceGuard.h>
-
 #include "ops/kernels/cuda/embedding.h"
 #include "ops/support/cuda_stream.h"
 #endif
@@ -16,7 +14,7 @@ namespace {
 
 // Whether the kernels take a gradient; if not, ATen's operators say what is wrong with it, if anything is.
 bool kernels_take(const at::Tensor& grad, const at::Tensor& ids, int64_t num_own_rows) {
-  return has_element_type(grad) && has_own_values(grad) && can_sort(ids, num_own_rows) &&
+  return has_element_type(grad.scalar_type()) && has_own_values(grad) && can_sort(ids, num_own_rows) &&
          grad.device() == ids.device() && grad.dim() == ids.dim() + 1 &&
          grad.sizes().slice(0, ids.dim()) == ids.sizes();
 }
@@ -27,33 +25,31 @@ cuda::EmbeddingIds cuda_ids(const at::Tensor& contiguous_ids) {
 }
 
 at::Tensor cuda_embedding(const at::Tensor& part, const at::Tensor& ids, int64_t offset, int64_t num_rows) {
-  const c10::DeviceGuard device(part.device());
   const at::Tensor table = part.contiguous(), flat_ids = ids.contiguous();
   std::vector<int64_t> sizes = ids.sizes().vec();
   sizes.push_back(part.size(1));
   at::Tensor out = part.new_empty(sizes);
-  const char* error =
-      cuda::masked_embedding(table.const_data_ptr(), cuda_ids(flat_ids), {offset, part.size(0), num_rows},
-                             part.size(1) * static_cast<int64_t>(part.element_size()), out.mutable_data_ptr(),
-                             current_cuda_stream(part.device()));
-  TORCH_CHECK(error == nullptr, "masked_embedding: ", error);
+  run_on_cuda("masked_embedding", part.device(), [&](void* stream) {
+    return cuda::masked_embedding(table.const_data_ptr(), cuda_ids(flat_ids), {offset, part.size(0), num_rows},
+                                  part.size(1) * static_cast<int64_t>(part.element_size()), out.mutable_data_ptr(),
+                                  stream);
+  });
   return out;
 }
 
 at::Tensor cuda_embedding_backward(const at::Tensor& grad, const at::Tensor& ids, const TableRows& rows) {
-  const c10::DeviceGuard device(grad.device());
   const at::Tensor contiguous_grad = grad.contiguous(), flat_ids = ids.contiguous();
   at::Tensor out = grad.new_empty({rows.size, grad.size(-1)});
   const cuda::EmbeddingGradient g{contiguous_grad.const_data_ptr(),
-                                  element_type(grad),
+                                  element_type(grad.scalar_type()),
                                   grad.size(-1),
                                   cuda_ids(flat_ids),
                                   rows,
                                   out.mutable_data_ptr()};
-  const at::Tensor scratch = memory_to_sort(flat_ids, rows, "masked_embedding_backward");
-  const char* error = cuda::masked_embedding_backward(g, scratch.mutable_data_ptr(), scratch.numel(),
-                                                      current_cuda_stream(grad.device()));
-  TORCH_CHECK(error == nullptr, "masked_embedding_backward: ", error);
+  run_on_cuda("masked_embedding_backward", grad.device(), [&](void* stream) {
+    const at::Tensor scratch = memory_to_sort(flat_ids, rows, "masked_embedding_backward");
+    return cuda::masked_embedding_backward(g, scratch.mutable_data_ptr(), scratch.numel(), stream);
+  });
   return out;
 }
 #endif

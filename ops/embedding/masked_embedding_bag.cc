@@ -7,8 +7,6 @@
 #include "ops/kernels/cpu/embedding_bag.h"
 
 #ifdef DTENSOR_HAVE_CUDA
-#include <c10/core/DeviceGuard.h>
-
 #include "ops/kernels/cuda/embedding_bag.h"
 #include "ops/support/cuda_stream.h"
 #endif
@@ -18,13 +16,6 @@ namespace {
 
 #ifdef DTENSOR_HAVE_CUDA
 constexpr bool kHasCudaKernels = true;
-
-template <typename Kernel>
-void run_on_cuda(const char* op, c10::Device device, const Kernel& kernel) {
-  const c10::DeviceGuard guard(device);
-  const char* error = kernel(current_cuda_stream(device));
-  TORCH_CHECK(error == nullptr, op, ": ", error);
-}
 #else
 constexpr bool kHasCudaKernels = false;
 #endif
@@ -36,8 +27,8 @@ bool kernels_take_bags(const at::Tensor& values, const at::Tensor& a, const at::
   const bool weights_fit =
       !weights.defined() || (weights.scalar_type() == values.scalar_type() && weights.device() == values.device() &&
                              has_own_values(weights) && weights.sizes() == a.sizes());
-  return has_kernels && weights_fit && has_element_type(values) && has_own_values(values) && values.dim() == 2 &&
-         has_index_type(a) && has_index_type(b) && a.dim() == 1 && a.device() == values.device() &&
+  return has_kernels && weights_fit && has_element_type(values.scalar_type()) && has_own_values(values) &&
+         values.dim() == 2 && has_index_type(a) && has_index_type(b) && a.dim() == 1 && a.device() == values.device() &&
          b.device() == values.device();
 }
 
@@ -65,7 +56,7 @@ BagResults fused_masked_embedding_bag(const at::Tensor& part, const Bags& bags, 
   r.bag_size = at::empty({size}, ids.options());
   r.max_ids = bags.mode == kBagMax ? at::empty({size, features}, ids.options()) : at::empty({0}, ids.options());
   BagLookup b;
-  b.part = memory_of(table), b.type = element_type(part), b.features = features, b.rows = rows;
+  b.part = memory_of(table), b.type = element_type(part.scalar_type()), b.features = features, b.rows = rows;
   b.mode = static_cast<EmbeddingBagMode>(bags.mode);
   b.are_int32 = type == at::kInt, b.ids = memory_of(ids), b.offsets = memory_of(offsets),
   b.weights = memory_of(weights);
@@ -92,7 +83,7 @@ at::Tensor fused_masked_embedding_bag_backward(const at::Tensor& grad, const Bag
                    max_ids = bags.mode == kBagMax ? readable(bags.max_ids, type) : at::Tensor();
   at::Tensor out = grad.new_empty({rows.size, grad.size(1)});
   BagGradient g;
-  g.grad = memory_of(of_bags), g.type = element_type(grad), g.features = grad.size(1), g.rows = rows;
+  g.grad = memory_of(of_bags), g.type = element_type(grad.scalar_type()), g.features = grad.size(1), g.rows = rows;
   g.are_int32 = type == at::kInt, g.ids = memory_of(ids), g.bag_of_id = memory_of(bag_of_id), g.num_ids = ids.numel();
   g.weights = memory_of(weights), g.bag_size = memory_of(sizes), g.max_ids = memory_of(max_ids);
   g.out = out.mutable_data_ptr();
@@ -118,7 +109,8 @@ at::Tensor fused_masked_embedding_bag_weights_backward(const at::Tensor& grad, c
                    own_bags = readable(bag_of_id, type);
   at::Tensor out = grad.new_empty({ids.numel()});
   BagWeightsGradient g;
-  g.grad = memory_of(of_bags), g.part = memory_of(table), g.type = element_type(grad), g.features = grad.size(1);
+  g.grad = memory_of(of_bags), g.part = memory_of(table), g.type = element_type(grad.scalar_type()),
+  g.features = grad.size(1);
   g.rows = rows, g.are_int32 = type == at::kInt, g.ids = memory_of(own_ids), g.bag_of_id = memory_of(own_bags);
   g.num_ids = ids.numel(), g.out = out.mutable_data_ptr();
   if (grad.is_cpu()) cpu::masked_embedding_bag_weights_backward(g);

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "ops/kernels/chunks.h"
+#include "ops/kernels/element_type.h"
 #include "ops/kernels/host_device.h"
 
 namespace dtensor::internal {
@@ -44,17 +45,6 @@ DTENSOR_HOST_DEVICE void look_up_row(const C* table, int64_t row, C* out, int64_
     for (int64_t c = first; c < chunks; c += step) out[c] = from[c];
   }
 }
-
-// The types of elements that kernels add up.
-enum class ElementType : uint8_t { kHalf, kBFloat16, kFloat, kDouble };
-
-// In which type elements of type T are added up; specialised for types that are added up in a wider one.
-template <typename T>
-struct SumType {
-  using Type = T;
-  static DTENSOR_HOST_DEVICE Type widen(T value) { return value; }
-  static DTENSOR_HOST_DEVICE T narrow(Type sum) { return sum; }
-};
 
 // The first of `count` ascending keys that is not below `key`; `count` if there is none.
 DTENSOR_HOST_DEVICE int32_t first_not_below(const int32_t* keys, int32_t count, int32_t key) {

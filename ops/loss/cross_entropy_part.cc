@@ -10,11 +10,10 @@
 #include <limits>
 
 #include "ops/kernels/cpu/cross_entropy.h"
+#include "ops/support/element_type.h"
 #include "ops/support/meta_tensor.h"
 
 #ifdef DTENSOR_HAVE_CUDA
-#include <c10/core/DeviceGuard.h>
-
 #include "ops/kernels/cuda/cross_entropy.h"
 #include "ops/support/cuda_stream.h"
 #endif
@@ -38,23 +37,10 @@ at::Tensor new_summaries(const CrossEntropyArguments& args) {
 }
 
 #ifdef DTENSOR_HAVE_CUDA
-cuda::LogitsType logits_type(c10::ScalarType dtype) {
-  switch (dtype) {
-    case at::kHalf:
-      return cuda::LogitsType::kHalf;
-    case at::kBFloat16:
-      return cuda::LogitsType::kBFloat16;
-    case at::kFloat:
-      return cuda::LogitsType::kFloat;
-    default:
-      return cuda::LogitsType::kDouble;
-  }
-}
-
 cuda::CrossEntropyPart cuda_part(const CrossEntropyArguments& in) {
   const bool indices = !in.has_probabilities();
   return {in.logits.const_data_ptr(),
-          logits_type(in.logits.scalar_type()),
+          element_type(in.logits.scalar_type()),
           indices ? in.target.const_data_ptr<int64_t>() : nullptr,
           indices ? nullptr : in.target.const_data_ptr(),
           in.weight.defined() ? in.weight.const_data_ptr() : nullptr,
@@ -63,28 +49,26 @@ cuda::CrossEntropyPart cuda_part(const CrossEntropyArguments& in) {
 }
 
 at::Tensor cuda_cross_entropy_part(const CrossEntropyArguments& in) {
-  const c10::DeviceGuard device(in.logits.device());
   at::Tensor out = new_summaries(in);
-  const char* error = cuda::cross_entropy_part(cuda_part(in), static_cast<int>(out.size(0)), out.mutable_data_ptr(),
-                                               current_cuda_stream(in.logits.device()));
-  TORCH_CHECK(error == nullptr, "cross_entropy_part: ", error);
+  run_on_cuda("cross_entropy_part", in.logits.device(), [&](void* stream) {
+    return cuda::cross_entropy_part(cuda_part(in), static_cast<int>(out.size(0)), out.mutable_data_ptr(), stream);
+  });
   return out;
 }
 
 void cuda_cross_entropy_part_backward(const at::Tensor& grad, const at::Tensor& max, const CrossEntropyArguments& in,
                                       const at::Tensor& out) {
-  const c10::DeviceGuard device(in.logits.device());
-  const char* error =
-      cuda::cross_entropy_part_backward(grad.const_data_ptr(), max.const_data_ptr(), cuda_part(in),
-                                        out.mutable_data_ptr(), current_cuda_stream(in.logits.device()));
-  TORCH_CHECK(error == nullptr, "cross_entropy_part_backward: ", error);
+  run_on_cuda("cross_entropy_part_backward", in.logits.device(), [&](void* stream) {
+    return cuda::cross_entropy_part_backward(grad.const_data_ptr(), max.const_data_ptr(), cuda_part(in),
+                                             out.mutable_data_ptr(), stream);
+  });
 }
 #endif
 
 }  // namespace
 
 bool has_cross_entropy_kernel(c10::Device device, c10::ScalarType dtype) {
-  if (dtype != at::kFloat && dtype != at::kDouble && dtype != at::kHalf && dtype != at::kBFloat16) return false;
+  if (!has_element_type(dtype)) return false;
 #ifdef DTENSOR_HAVE_CUDA
   if (device.is_cuda()) return true;
 #endif

@@ -2,7 +2,6 @@
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
-#include <c10/core/DeviceGuard.h>
 
 #ifdef DTENSOR_HAVE_CUDA
 #include "ops/kernels/cuda/philox.h"
@@ -66,11 +65,10 @@ void fill_cuda(const at::Tensor& part, const cpu::GlobalOffsets& offsets, const 
   p.numel = part.numel();
   p.ndim = static_cast<int>(part.dim());
   p.offsets = flat.empty() ? nullptr : table.const_data_ptr<int64_t>();
-  const c10::DeviceGuard device(part.device());
-  const char* error = cuda::philox_fill(p, draw, key, stream,
-                                        probabilities.defined() ? probabilities.const_data_ptr<double>() : nullptr,
-                                        current_cuda_stream(part.device()));
-  TORCH_CHECK(error == nullptr, "philox_fill: ", error);
+  run_on_cuda("philox_fill", part.device(), [&](void* cuda_stream) {
+    return cuda::philox_fill(p, draw, key, stream,
+                             probabilities.defined() ? probabilities.const_data_ptr<double>() : nullptr, cuda_stream);
+  });
 }
 #endif
 

@@ -1,12 +1,8 @@
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include <algorithm>
-#include <cassert>
 #include <type_traits>
 
 #include "ops/kernels/chunks.h"
 #include "ops/kernels/cuda/cross_entropy.h"
+#include "ops/kernels/cuda/launch.h"
 
 namespace dtensor::cuda {
 using namespace internal;
@@ -14,32 +10,11 @@ using namespace internal;
 namespace {
 
 constexpr int kWarp = 32;
-constexpr int kThreads = 256;  // of a block, which takes one row at a time
-constexpr int64_t kMaxBlocks = int64_t{1} << 20;
-
-// The type that T is computed in.
-template <typename T>
-struct Computed {
-  using Type = T;
-  static __device__ T widen(T value) { return value; }
-  static __device__ T narrow(T value) { return value; }
-};
-template <>
-struct Computed<__half> {
-  using Type = float;
-  static __device__ float widen(__half value) { return __half2float(value); }
-  static __device__ __half narrow(float value) { return __float2half(value); }
-};
-template <>
-struct Computed<__nv_bfloat16> {
-  using Type = float;
-  static __device__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
-  static __device__ __nv_bfloat16 narrow(float value) { return __float2bfloat16(value); }
-};
+constexpr int64_t kMostBlocks = int64_t{1} << 20;  // each takes one row at a time
 
 template <typename T>
 struct Rows {
-  using A = typename Computed<T>::Type;
+  using A = typename SumType<T>::Type;
   const T* logits;
   const int64_t* targets;
   const T* probabilities;
@@ -52,15 +27,14 @@ struct Rows {
   __device__ int64_t own_target(int64_t row) const {
     return targets == nullptr || is_ignored(row) ? kNoClass : own_class(targets[row], part);
   }
-  // Not assert(), which NDEBUG removes.
   __device__ void check_target(int64_t row) const {
-    if (targets != nullptr && !is_ignored(row) && !is_class(targets[row], part))
-      __assert_fail("Target is out of bounds.", __FILE__, __LINE__, "check_target");
+    const bool holds = targets == nullptr || is_ignored(row) || is_class(targets[row], part);
+    check_on_device(holds, "Target is out of bounds.", __FILE__, __LINE__);
   }
   // `target`: own_target() of the row, which is not ignored.
   __device__ A q(int64_t row, int64_t c, int64_t target) const {
     A p = c == target ? A(1) : A(0);
-    if (probabilities != nullptr) p = Computed<T>::widen(probabilities[row * part.size + c]);
+    if (probabilities != nullptr) p = SumType<T>::widen(probabilities[row * part.size + c]);
     return (weights == nullptr ? A(1) : weights[c]) * (smoothing.peak * p + smoothing.floor);
   }
 };
@@ -115,8 +89,8 @@ __device__ void add_up_block(RowSums<A>& sums) {
 
 // kDense: every class adds to product and total, not the target alone.
 template <typename T, int kElements, bool kDense>
-__global__ void summarize_rows(Rows<T> in, int numbers, typename Computed<T>::Type* out) {
-  using A = typename Computed<T>::Type;
+__global__ void summarize_rows(Rows<T> in, int numbers, typename SumType<T>::Type* out) {
+  using A = typename SumType<T>::Type;
   const int64_t chunks = in.part.size / kElements;
   for (int64_t row = blockIdx.x; row < in.count; row += gridDim.x) {
     in.check_target(row);
@@ -131,7 +105,7 @@ __global__ void summarize_rows(Rows<T> in, int numbers, typename Computed<T>::Ty
       const auto loaded = reinterpret_cast<const Elements<T, kElements>*>(logits)[chunk];
       A x[kElements], largest = -std::numeric_limits<A>::infinity();
       for (int e = 0; e < kElements; ++e) {
-        x[e] = Computed<T>::widen(loaded.values[e]);
+        x[e] = SumType<T>::widen(loaded.values[e]);
         largest = largest < x[e] ? x[e] : largest;
       }
       ExpSum<A>& all = sums.exponentials;
@@ -155,7 +129,7 @@ __global__ void summarize_rows(Rows<T> in, int numbers, typename Computed<T>::Ty
     if (target != kNoClass) {
       target_weight = in.weights == nullptr ? A(1) : in.weights[target];
       if (!kDense) {
-        sums.product = target_weight * Computed<T>::widen(logits[target]);
+        sums.product = target_weight * SumType<T>::widen(logits[target]);
         sums.total = target_weight;
       }
     }
@@ -165,9 +139,9 @@ __global__ void summarize_rows(Rows<T> in, int numbers, typename Computed<T>::Ty
 }
 
 template <typename T, int kElements, bool kDense>
-__global__ void differentiate_rows(Rows<T> in, const typename Computed<T>::Type* grad,
-                                   const typename Computed<T>::Type* max, T* out) {
-  using A = typename Computed<T>::Type;
+__global__ void differentiate_rows(Rows<T> in, const typename SumType<T>::Type* grad,
+                                   const typename SumType<T>::Type* max, T* out) {
+  using A = typename SumType<T>::Type;
   const int64_t chunks = in.part.size / kElements;
   for (int64_t row = blockIdx.x; row < in.count; row += gridDim.x) {
     in.check_target(row);
@@ -181,9 +155,9 @@ __global__ void differentiate_rows(Rows<T> in, const typename Computed<T>::Type*
       if (scale != A(0)) loaded = from[chunk];
       for (int e = 0; e < kElements; ++e) {
         const int64_t c = chunk * kElements + e;
-        A value = scale == A(0) ? A(0) : scale * std::exp(Computed<T>::widen(loaded.values[e]) - base);
+        A value = scale == A(0) ? A(0) : scale * std::exp(SumType<T>::widen(loaded.values[e]) - base);
         if (!ignored && (kDense || c == target)) value += q_scale * in.q(row, c, target);
-        loaded.values[e] = Computed<T>::narrow(value);
+        loaded.values[e] = SumType<T>::narrow(value);
       }
       to[chunk] = loaded;
     }
@@ -192,7 +166,7 @@ __global__ void differentiate_rows(Rows<T> in, const typename Computed<T>::Type*
 
 template <typename T>
 Rows<T> rows_of(const CrossEntropyPart& in) {
-  using A = typename Computed<T>::Type;
+  using A = typename SumType<T>::Type;
   return {static_cast<const T*>(in.logits),  in.targets, static_cast<const T*>(in.probabilities),
           static_cast<const A*>(in.weights), in.count,   in.part,
           smoothing_of<A>(in.part)};
@@ -211,33 +185,19 @@ void choose(const CrossEntropyPart& in, const void* out, const F& launch) {
     const bool wide = chunk_bytes(in.logits, out, in.part.size * static_cast<int64_t>(sizeof(T))) == 16;
     wide ? of_width(std::integral_constant<int, kElements>()) : of_width(std::integral_constant<int, 1>());
   };
-  switch (in.type) {
-    case LogitsType::kHalf:
-      return of_type(__half());
-    case LogitsType::kBFloat16:
-      return of_type(__nv_bfloat16());
-    case LogitsType::kFloat:
-      return of_type(float());
-    case LogitsType::kDouble:
-      return of_type(double());
-  }
-}
-
-const char* launch_error() {
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
+  with_elements(in.type, of_type);
 }
 
 }  // namespace
 
 const char* cross_entropy_part(const CrossEntropyPart& in, int numbers, void* out, void* cuda_stream) {
   if (in.count == 0) return nullptr;
-  const auto blocks = static_cast<unsigned>(std::min(in.count, kMaxBlocks));
+  const auto blocks = blocks_for(in.count, 1, kMostBlocks);
   choose(in, in.logits, [&](auto type, auto width, auto dense) {
     using T = decltype(type);
     summarize_rows<T, decltype(width)::value, decltype(dense)::value>
         <<<blocks, kThreads, 0, static_cast<cudaStream_t>(cuda_stream)>>>(
-            rows_of<T>(in), numbers, static_cast<typename Computed<T>::Type*>(out));
+            rows_of<T>(in), numbers, static_cast<typename SumType<T>::Type*>(out));
   });
   return launch_error();
 }
@@ -245,10 +205,10 @@ const char* cross_entropy_part(const CrossEntropyPart& in, int numbers, void* ou
 const char* cross_entropy_part_backward(const void* grad, const void* max, const CrossEntropyPart& in, void* out,
                                         void* cuda_stream) {
   if (in.count == 0 || in.part.size == 0) return nullptr;
-  const auto blocks = static_cast<unsigned>(std::min(in.count, kMaxBlocks));
+  const auto blocks = blocks_for(in.count, 1, kMostBlocks);
   choose(in, out, [&](auto type, auto width, auto dense) {
     using T = decltype(type);
-    using A = typename Computed<T>::Type;
+    using A = typename SumType<T>::Type;
     differentiate_rows<T, decltype(width)::value, decltype(dense)::value>
         <<<blocks, kThreads, 0, static_cast<cudaStream_t>(cuda_stream)>>>(
             rows_of<T>(in), static_cast<const A*>(grad), static_cast<const A*>(max), static_cast<T*>(out));

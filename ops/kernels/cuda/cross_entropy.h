@@ -7,15 +7,14 @@
 #include <cstdint>
 
 #include "ops/kernels/cross_entropy.h"
+#include "ops/kernels/element_type.h"
 
 namespace dtensor::cuda {
-
-enum class LogitsType : uint8_t { kHalf, kBFloat16, kFloat, kDouble };
 
 // Half types are computed in float. Either targets or probabilities.
 struct CrossEntropyPart {
   const void* logits = nullptr;  // [count, part.size]
-  LogitsType type = LogitsType::kFloat;
+  internal::ElementType type = internal::ElementType::kFloat;
   const int64_t* targets = nullptr;     // [count]
   const void* probabilities = nullptr;  // as the logits
   const void* weights = nullptr;        // [part.size], of the type that is computed in; null: all 1

@@ -1,4 +1,4 @@
-// What the .cu files of embeddings share: how threads are laid out, and element types that are added up in float.
+// What .cu files share: how threads are laid out, and element types that are added up in float.
 #pragma once
 
 #include <cuda_bf16.h>
