@@ -21,8 +21,8 @@
 #include <c10/core/InferenceMode.h>
 #include <malloc.h>
 
-#include <cstdio>
 #include <array>
+#include <cstdio>
 #include <functional>
 #include <string>
 #include <tuple>
