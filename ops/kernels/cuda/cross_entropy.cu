@@ -196,8 +196,8 @@ const char* cross_entropy_part(const CrossEntropyPart& in, int numbers, void* ou
   choose(in, in.logits, [&](auto type, auto width, auto dense) {
     using T = decltype(type);
     summarize_rows<T, decltype(width)::value, decltype(dense)::value>
-        <<<blocks, kThreads, 0, static_cast<cudaStream_t>(cuda_stream)>>>(
-            rows_of<T>(in), numbers, static_cast<typename SumType<T>::Type*>(out));
+        <<<blocks, kThreads, 0, static_cast<cudaStream_t>(cuda_stream)>>>(rows_of<T>(in), numbers,
+                                                                          static_cast<typename SumType<T>::Type*>(out));
   });
   return launch_error();
 }
