@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "dtensor/hook_watch.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
@@ -42,7 +42,7 @@ void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placement
                     "MeshScope(mesh.meta())");
   const at::Tensor grad = t.grad();
   const at::Tensor data = distribute_tensor(t.detach(), mesh, placements);
-  keep_hook_watches(t, data);
+  keep_module_traits(t, data);
   t.set_data(data);
   if (!grad.defined()) return;
   t.mutable_grad() =

@@ -6,12 +6,9 @@
 // of them before the hooks ever ran is an error.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <atomic>
 #include <memory>
 #include <string>
-#include <vector>
 
 namespace torch::nn {
 class Module;
@@ -31,12 +28,7 @@ class HookWatch {
   std::atomic<bool> over_{false};
 };
 
-// All watches of one tensor: a nested module is watched for itself and for the outer one.
-using HookWatches = std::vector<std::shared_ptr<HookWatch>>;
-
 // Marks the distributed parameters and buffers of `module` and its submodules. May be repeated.
 void watch_hooks(const torch::nn::Module& module, const std::shared_ptr<HookWatch>& watch);
-// Copies the watches of `from` to `to`, if `to` has none. REQUIRES: is_dtensor(to).
-void keep_hook_watches(const at::Tensor& from, const at::Tensor& to);
 
 }  // namespace dtensor::internal

@@ -8,10 +8,10 @@
 
 #include "dtensor/ghost_width.h"
 #include "dtensor/gradients/gradient_layout.h"
-#include "dtensor/hook_watch.h"
 #include "dtensor/redistribution/internal/redistribute_arguments.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/redistribute_planner.h"
 
@@ -107,7 +107,7 @@ void relayout_(const at::Tensor& tensor, const Placements& placements, const Red
         redistribute_below_autograd(all, layouts, explicit_cause("relayout_"), options);
     const std::vector<int64_t> width = ghost_width(tensor);
     if (moved.size() > 1) tensor.mutable_grad() = moved[1];
-    keep_hook_watches(tensor, moved[0]);
+    keep_module_traits(tensor, moved[0]);
     share_contents(tensor, moved[0]);
     set_ghost_width(tensor, width);
   }

@@ -297,7 +297,7 @@ void run_by_rule(const OpInfo& info, Stack& stack) {
       run_functional_form(info, stack))
     return;
   Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
-  if (in.hooks_watched) check_hooks_ran(info, in);
+  if (in.has_module_traits) check_hooks_ran(info, in);
   if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
   if (in.observed) {
     for (const at::Tensor& t : written_tensors(info, in)) check_write(t, info.name);

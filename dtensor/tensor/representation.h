@@ -29,7 +29,8 @@
 namespace dtensor::internal {
 
 struct StorageCache;  // layout_cache/storage_cache.h
-class HookWatch;      // hook_watch.h
+struct ModuleTraits;  // module_traits.h
+class AppliedStyle;   // parallelize_module.h
 
 struct LocalStorage;
 
@@ -76,8 +77,10 @@ struct LocalStorage {
   std::atomic<bool> shared{false};
   // Of a parameter: a leaf that requires grad, and whose gradient gets its layout.
   std::atomic<bool> is_parameter{false};
-  // Module hooks that should run before an operator computes with this tensor; null without such.
-  std::shared_ptr<const std::vector<std::shared_ptr<HookWatch>>> hook_watches;
+  // What dispatch() asks of a parameter or buffer because of its module; null: nothing.
+  std::shared_ptr<const ModuleTraits> module_traits;
+  // The parallel style of a parameter's module, which operators follow above autograd; null: none.
+  std::shared_ptr<AppliedStyle> style;
   // The user may write to the local tensors unseen by the library: nothing derived from them is cached. Set by
   // from_local() and mutable_local_tensors(), which all ranks call alike; reading local tensors does not set it.
   std::atomic<bool> user_may_write{false};

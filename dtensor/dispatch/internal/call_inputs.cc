@@ -103,7 +103,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     note_parameter(info, t);
     const LocalStorage& storage = *meta_without_sync(t).storage;
     if (storage.observer) in.observed = true;
-    if (storage.hook_watches) in.hooks_watched = true;
+    if (storage.module_traits) in.has_module_traits = true;
     if (info.args[arg].written && !info.args[arg].out && has_mutable_layout(t))
       in.context.mutable_layouts.push_back(static_cast<int>(in.tensors.size()) - 1);
   };

@@ -21,9 +21,9 @@ struct Inputs {
   absl::InlinedVector<ArgSlot, 8> slots;       // per schema argument
   CallContext context;
   DeviceMesh mesh;
-  bool writes_plain = false;   // an argument that the operator writes to is a plain tensor
-  bool observed = false;       // the memory of some has an observer
-  bool hooks_watched = false;  // there are parameters of modules with hooks
+  bool writes_plain = false;       // an argument that the operator writes to is a plain tensor
+  bool observed = false;           // the memory of some has an observer
+  bool has_module_traits = false;  // that of some has ModuleTraits
 };
 
 // Registers that the gradient of `t`, if it is a parameter, gets its layout. REQUIRES: is_dtensor(t).

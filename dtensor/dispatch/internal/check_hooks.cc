@@ -7,6 +7,7 @@
 #include "comm/scope.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/hook_watch.h"
+#include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
@@ -15,10 +16,11 @@ namespace {
 // The hooks that should have run before an operator computes with `t`.
 const HookWatch* open_watch(const at::Tensor& t) {
   if (!is_dtensor(t)) return nullptr;
-  const auto& watches = meta_without_sync(t).storage->hook_watches;
-  if (!watches) return nullptr;
-  const auto open = std::find_if(watches->begin(), watches->end(), [](const auto& w) { return !w->over(); });
-  return open == watches->end() ? nullptr : open->get();
+  const auto& traits = meta_without_sync(t).storage->module_traits;
+  if (!traits) return nullptr;
+  const auto& watches = traits->hook_watches;
+  const auto open = std::find_if(watches.begin(), watches.end(), [](const auto& w) { return !w->over(); });
+  return open == watches.end() ? nullptr : open->get();
 }
 
 // Whether the call is elementwise on tensors of one shape, as in optimizers and averages.

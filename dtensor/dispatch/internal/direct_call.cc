@@ -22,10 +22,10 @@ bool is_observed() {
   return scope.step_decider != nullptr || scope.limits.any() || !current_scope().listeners.empty();
 }
 
-// What few tensors have: parts to bring up to date, an observer, watched hooks, a layout that is preferred.
+// What few tensors have: parts to bring up to date, an observer, traits of a module, a layout that is preferred.
 bool is_special(const DTensorMeta& meta) {
   return (int{meta.may_need_sync} | int{meta.preferred_layout != nullptr} | int{meta.storage->observer != nullptr} |
-          int{meta.storage->hook_watches != nullptr}) != 0;
+          int{meta.storage->module_traits != nullptr}) != 0;
 }
 
 }  // namespace

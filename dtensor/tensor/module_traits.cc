@@ -1,0 +1,24 @@
+#include "dtensor/tensor/module_traits.h"
+
+#include <utility>
+
+#include "dtensor/tensor/representation.h"
+
+namespace dtensor::internal {
+
+void change_module_traits(const at::Tensor& t, const std::function<void(ModuleTraits&)>& change) {
+  auto& present = meta_without_sync(t).storage->module_traits;
+  ModuleTraits traits = present ? *present : ModuleTraits();
+  change(traits);
+  present = std::make_shared<const ModuleTraits>(std::move(traits));
+}
+
+void keep_module_traits(const at::Tensor& from, const at::Tensor& to) {
+  if (!is_dtensor(from)) return;
+  const LocalStorage& source = *meta_without_sync(from).storage;
+  LocalStorage& target = *meta_without_sync(to).storage;
+  if (!target.module_traits) target.module_traits = source.module_traits;
+  if (!target.style) target.style = source.style;
+}
+
+}  // namespace dtensor::internal

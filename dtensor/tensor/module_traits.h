@@ -1,0 +1,29 @@
+// What dispatch() asks of the memory of a parameter or buffer because of its module. Functions for modules set it;
+// views share it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace dtensor::internal {
+
+class HookWatch;       // hook_watch.h
+class ParameterGroup;  // fully_shard.h
+
+struct ModuleTraits {
+  // Hooks that should run before an operator computes with the tensor; a nested module is watched for itself and for
+  // the outer one.
+  std::vector<std::shared_ptr<HookWatch>> hook_watches;
+  std::shared_ptr<ParameterGroup> group;  // of fully_shard(); null: none
+};
+
+// Sets the traits of `t`'s memory to a copy that `change` was applied to. REQUIRES: is_dtensor(t).
+void change_module_traits(const at::Tensor& t, const std::function<void(ModuleTraits&)>& change);
+// Copies traits and style of `from`, if it is distributed, to the memory of `to`, if that has none. REQUIRES:
+// is_dtensor(to).
+void keep_module_traits(const at::Tensor& from, const at::Tensor& to);
+
+}  // namespace dtensor::internal
