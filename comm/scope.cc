@@ -2,6 +2,10 @@
 
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <utility>
+
+#include "comm/forward_again.h"
+
 namespace dtensor::internal {
 namespace {
 
@@ -9,9 +13,19 @@ namespace {
 using MakeListener = CommListener* (*)();
 constinit MakeListener make_process_listener = nullptr;
 
+// The backward, if any, inside which this thread computes forward again. A backward that is begun there is another one.
+thread_local int64_t backward_around = -1;
+
 }  // namespace
 
-bool in_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
+ForwardAgainGuard::ForwardAgainGuard()
+    : before_(std::exchange(backward_around, torch::autograd::get_current_graph_task_id())) {}
+ForwardAgainGuard::~ForwardAgainGuard() { backward_around = before_; }
+
+bool in_backward() {
+  const int64_t backward = torch::autograd::get_current_graph_task_id();
+  return backward != -1 && backward != backward_around;
+}
 
 CommListener* process_listener() {
   static CommListener* const listener = make_process_listener != nullptr ? make_process_listener() : nullptr;
