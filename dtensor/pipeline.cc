@@ -1,0 +1,206 @@
+#include "dtensor/pipeline.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
+
+namespace dtensor {
+using namespace internal;
+
+namespace {
+
+using ActionKind = PipelineAction::Kind;
+
+void check_on_stage(const at::Tensor& t, const DeviceMesh& mesh, const char* what, int64_t stage) {
+  TORCH_CHECK_VALUE(is_dtensor(t), "[Pipeline] the ", what, " of stage ", stage, " is ",
+                    t.defined() ? "a plain tensor" : "undefined", "; it must be distributed on ", mesh.to_string());
+  TORCH_CHECK_VALUE(spec_of(t)->mesh() == mesh, "[Pipeline] the ", what, " of stage ", stage, " is on ",
+                    spec_of(t)->mesh().to_string(), " of ranks ", spec_of(t)->mesh().ranks(), "; the stage is on ",
+                    mesh.to_string(), " of ranks ", mesh.ranks());
+}
+
+Placements same_on(const DeviceMesh& to, const at::Tensor& t) {
+  const Spec& spec = *spec_of(t);
+  TORCH_CHECK_VALUE(spec.mesh().ndim() == to.ndim(), "[Pipeline] an activation moves from ", spec.mesh().to_string(),
+                    " to ", to.to_string(), ": give the stage input_placements, as the meshes have different dims");
+  return without_partials(spec.placements());
+}
+
+}  // namespace
+
+// What is under way in one step, by stage and micro-batch.
+struct Pipeline::Step {
+  struct Cell {
+    at::Tensor input;     // a leaf, from the stage before
+    at::Tensor root;      // the activation, or the loss of the last stage, with autograd history
+    at::Tensor gradient;  // of `root`, from the stage after
+  };
+  explicit Step(const PipelineSchedule& schedule)
+      : micro_batches(schedule.num_micro_batches), cells(static_cast<size_t>(schedule.num_stages * micro_batches)) {}
+  Cell& at(int64_t stage, int64_t micro_batch) {
+    return cells[static_cast<size_t>(stage * micro_batches + micro_batch)];
+  }
+  int64_t micro_batches;
+  std::vector<Cell> cells;
+};
+
+Pipeline::Pipeline(std::vector<PipelineStage> stages, PipelineSchedule schedule)
+    : stages_(std::move(stages)), schedule_(std::move(schedule)), order_(schedule_.order()) {
+  const auto num_stages = static_cast<int64_t>(stages_.size());
+  TORCH_CHECK_VALUE(num_stages == schedule_.num_stages, "[Pipeline] ", num_stages, " stages, and the schedule ",
+                    schedule_.name, " is for ", schedule_.num_stages);
+  for (int64_t s = 0; s < num_stages; ++s) {
+    TORCH_CHECK_VALUE(stages_[s].forward, "[Pipeline] stage ", s, " has no forward function");
+    TORCH_CHECK_VALUE(stages_[s].mesh.defined(), "[Pipeline] stage ", s, " has no mesh");
+    const DeviceMesh& first = stages_[schedule_.rank_of(s)].mesh;
+    TORCH_CHECK_VALUE(stages_[s].mesh == first, "[Pipeline] stages ", schedule_.rank_of(s), " and ", s,
+                      " are on one pipeline rank of the schedule, but on different meshes: ranks ", first.ranks(),
+                      " and ", stages_[s].mesh.ranks());
+  }
+}
+
+at::Tensor Pipeline::run_stage(int64_t stage, const at::Tensor& input) const {
+  const PipelineStage& s = stages_[stage];
+  check_on_stage(input, s.mesh, "input", stage);
+  const MeshScope scope(s.mesh);
+  at::Tensor output = s.forward(input);
+  check_on_stage(output, s.mesh, "output", stage);
+  return output;
+}
+
+std::vector<at::Tensor> Pipeline::step(
+    const std::vector<at::Tensor>& inputs,
+    const std::function<at::Tensor(const at::Tensor& output, int64_t micro_batch)>& loss) {
+  const int64_t micro_batches = schedule_.num_micro_batches, last = schedule_.num_stages - 1;
+  TORCH_CHECK_VALUE(static_cast<int64_t>(inputs.size()) == micro_batches, "[Pipeline::step] ", inputs.size(),
+                    " inputs, and the schedule has ", micro_batches, " micro-batches");
+  TORCH_CHECK_VALUE(loss, "[Pipeline::step] no loss function");
+  Step step(schedule_);
+  std::vector<at::Tensor> losses(inputs.size());
+
+  const auto run_forward = [&](int64_t stage, int64_t m) {
+    const c10::AutoGradMode with_graph(true);
+    Step::Cell& cell = step.at(stage, m);
+    const at::Tensor output = run_stage(stage, stage == 0 ? inputs[m] : cell.input);
+    if (stage == last) {
+      const MeshScope scope(stages_[stage].mesh);
+      const at::Tensor value = loss(output, m);
+      check_on_stage(value, stages_[stage].mesh, "loss", stage);
+      losses[m] = value.detach();
+      cell.root = value / static_cast<double>(micro_batches);
+      return;
+    }
+    cell.root = output;
+    const PipelineStage& next = stages_[stage + 1];
+    const at::Tensor sent = redistribute(
+        output.detach(), next.mesh, next.input_placements.empty() ? same_on(next.mesh, output) : next.input_placements);
+    step.at(stage + 1, m).input = sent.detach().requires_grad_(output.requires_grad());
+  };
+  const auto run_backward = [&](int64_t stage, int64_t m) {
+    Step::Cell cell = std::exchange(step.at(stage, m), {});
+    if (cell.root.requires_grad()) torch::autograd::backward({cell.root}, {cell.gradient});
+    if (stage == 0 || !cell.input.requires_grad()) return;
+    Step::Cell& before = step.at(stage - 1, m);
+    TORCH_CHECK_VALUE(cell.input.grad().defined(), "[Pipeline] stage ", stage, " does not use its input");
+    before.gradient = redistribute(cell.input.grad(), stages_[stage - 1].mesh,
+                                   without_partials(spec_of(before.root)->placements()));
+  };
+  {
+    const DelayGradientReduction delay;
+    for (const PipelineAction& action : order_) {
+      if (action.kind == ActionKind::kForward) {
+        run_forward(action.stage, action.micro_batch);
+      } else {
+        run_backward(action.stage, action.micro_batch);
+      }
+    }
+  }
+  for (const PipelineStage& stage : stages_) {
+    if (!stage.parameters.empty()) reduce_gradients(stage.parameters);
+  }
+  return losses;
+}
+
+std::vector<at::Tensor> Pipeline::forward(const std::vector<at::Tensor>& inputs) {
+  const c10::AutoGradMode no_graph(false);
+  std::vector<at::Tensor> outputs;
+  for (at::Tensor t : inputs) {
+    for (size_t s = 0; s < stages_.size(); ++s) {
+      if (s > 0) {
+        const Placements& wanted = stages_[s].input_placements;
+        t = redistribute(t, stages_[s].mesh, wanted.empty() ? same_on(stages_[s].mesh, t) : wanted);
+      }
+      t = run_stage(static_cast<int64_t>(s), t);
+    }
+    outputs.push_back(t);
+  }
+  return outputs;
+}
+
+std::vector<DeviceMesh> pipeline_meshes(const DeviceMesh& mesh, std::string_view dim) {
+  const int64_t along = mesh.dim(dim);
+  TORCH_CHECK_VALUE(mesh.ndim() > 1, "[pipeline_meshes] ", mesh.to_string(),
+                    " has no other dim for the stages' own meshes: give it one of size 1");
+  TORCH_CHECK_VALUE(mesh.num_copies() == 1, "[pipeline_meshes] ", mesh.to_string(),
+                    " is a slice of a larger mesh: give the whole mesh");
+  std::vector<int64_t> shape = mesh.shape();
+  std::vector<std::string> names = mesh.names();
+  shape.erase(shape.begin() + along);
+  names.erase(names.begin() + along);
+  std::vector<DeviceMesh> meshes;
+  for (int64_t position = 0; position < mesh.size(along); ++position) {
+    std::vector<int64_t> ranks;
+    for (const int64_t rank : mesh.ranks()) {
+      if (mesh.local_rank(rank, along) == position) ranks.push_back(rank);
+    }
+    meshes.emplace_back(mesh.world(), shape, names, std::move(ranks));
+  }
+  return meshes;
+}
+
+std::vector<PipelineStage> pipeline_stages(torch::nn::SequentialImpl& model, const std::vector<int64_t>& first_modules,
+                                           const std::vector<DeviceMesh>& meshes, const PartitionFn& partition_fn) {
+  const auto size = static_cast<int64_t>(model.size());
+  TORCH_CHECK_VALUE(!meshes.empty(), "[pipeline_stages] no meshes");
+  const bool increases =
+      std::adjacent_find(first_modules.begin(), first_modules.end(), std::greater_equal<>()) == first_modules.end();
+  TORCH_CHECK_VALUE(!first_modules.empty() && first_modules.front() == 0 && increases && first_modules.back() < size,
+                    "[pipeline_stages] first_modules is ", first_modules,
+                    "; it must begin with 0, increase, and stay "
+                    "below the number of modules, ",
+                    size);
+  std::vector<PipelineStage> stages;
+  for (size_t s = 0; s < first_modules.size(); ++s) {
+    PipelineStage stage{meshes[s % meshes.size()], nullptr, {}, {}};
+    const int64_t end = s + 1 < first_modules.size() ? first_modules[s + 1] : size;
+    auto part = std::make_shared<torch::nn::SequentialImpl>();
+    for (int64_t i = first_modules[s]; i < end; ++i) {
+      const auto module = model.ptr(i);
+      const std::string path = std::to_string(i);
+      const auto in_model = [&](const std::string& name, torch::nn::Module& m, const DeviceMesh& on) {
+        partition_fn(name.empty() ? path : path + "." + name, m, on);
+      };
+      const std::vector<at::Tensor> parameters = module->parameters();
+      const bool is_new = std::none_of(parameters.begin(), parameters.end(),
+                                       [](const at::Tensor& p) { return p.defined() && is_dtensor(p); });
+      if (is_new) distribute_module(*module, stage.mesh, partition_fn ? PartitionFn(in_model) : nullptr);
+      name_parameters(*module, path);
+      for (const at::Tensor& p : module->parameters()) stage.parameters.push_back(p);
+      part->push_back(*(model.begin() + i));
+    }
+    stage.forward = [part](const at::Tensor& x) { return part->forward(x); };
+    stages.push_back(std::move(stage));
+  }
+  return stages;
+}
+
+}  // namespace dtensor

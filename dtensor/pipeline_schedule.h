@@ -1,0 +1,77 @@
+// In which order the stages of a pipeline compute forward and backward of the micro-batches of one step. A value, pure:
+// no process, no tensor, the same on every rank.
+//
+//   const auto schedule = one_f_one_b_schedule(/*ranks=*/4, /*micro_batches=*/8);
+//   std::cout << schedule.to_string();                    // a picture: a row for each pipeline rank, time to the right
+//   schedule.simulate({.forward = 1, .backward = 2}).bubble;   // share of the time in which a rank waits
+//
+// A pipeline rank is one position along the pipeline: the ranks of one stage's mesh. Stage s is on pipeline rank
+// s % ranks. Sources: Huang et al., GPipe, NeurIPS 2019; Narayanan et al., Efficient Large-Scale Language Model
+// Training on GPU Clusters Using Megatron-LM, SC 2021; torch.distributed.pipelining.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dtensor {
+
+struct PipelineAction {
+  enum class Kind { kForward, kBackward };
+  Kind kind = Kind::kForward;
+  int64_t stage = 0, micro_batch = 0;
+
+  friend bool operator==(const PipelineAction&, const PipelineAction&) = default;
+};
+
+// In any unit of time.
+struct PipelineTimes {
+  double forward = 1;   // of one micro-batch in one stage
+  double backward = 2;  // likewise
+  double transfer = 0;  // of one activation or gradient between two pipeline ranks
+};
+
+struct PipelineTimeline {
+  struct Span {
+    PipelineAction action;
+    double begin = 0, end = 0;
+  };
+  std::vector<std::vector<Span>> ranks;  // per pipeline rank
+  double seconds = 0;                    // until the last action ends
+  double bubble = 0;                     // 1 - work / (ranks * seconds)
+
+  // As a picture: a row for each pipeline rank, forward in one colour and backward in another.
+  std::string to_svg() const;
+};
+
+struct PipelineSchedule {
+  std::string name;  // "1F1B"
+  int64_t num_ranks = 0, num_stages = 0, num_micro_batches = 0;
+  std::vector<std::vector<PipelineAction>> actions;  // per pipeline rank, in its order
+
+  int64_t rank_of(int64_t stage) const { return stage % num_ranks; }
+
+  // When each action runs. Error (ValueError): the ranks would wait for one another forever, or an action is missing,
+  // twice, or on the wrong rank; the text names it.
+  PipelineTimeline simulate(const PipelineTimes& times = {}) const;
+  // All actions by the time at which they begin, with ties by rank: an order in which one program can run them all.
+  std::vector<PipelineAction> order() const;
+  // Micro-batches whose forward has run on `rank` and whose backward has not, at most: what its activations take.
+  int64_t peak_in_flight(int64_t rank) const;
+  // A row for each pipeline rank: "F0 F1 .  B0"; forward one column wide and backward two, '.' for waiting. With
+  // several stages on a rank, "F0.2" is micro-batch 2 in the rank's first stage.
+  std::string to_string() const;
+};
+
+// Errors of all (ValueError): a number below 1.
+
+// All forwards, then all backwards.
+PipelineSchedule gpipe_schedule(int64_t ranks, int64_t micro_batches);
+// One forward, one backward in turns as soon as possible: waits as long as GPipe, with at most `ranks` micro-batches in
+// flight.
+PipelineSchedule one_f_one_b_schedule(int64_t ranks, int64_t micro_batches);
+// 1F1B with several stages on each rank, which waits less by that factor and transfers more by it. Error: micro_batches
+// is not a multiple of ranks.
+PipelineSchedule interleaved_schedule(int64_t ranks, int64_t stages_per_rank, int64_t micro_batches);
+
+}  // namespace dtensor
