@@ -1,4 +1,4 @@
-// Marks that this thread computes a part of forward again, inside backward: in_backward() is false there.
+// Marks that this thread computes a part of forward again, inside backward: in_backward() (scope.h) is false there.
 #pragma once
 
 #include <cstdint>

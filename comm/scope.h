@@ -21,7 +21,7 @@ struct Scope {
 using ScopeGuard = ThreadScope<Scope>::Guard;
 inline const Scope& current_scope() { return ThreadScope<Scope>::current(); }
 
-// While autograd's engine runs on this thread, except where forward is computed again (forward_again.h).
+// While autograd's engine runs on this thread.
 bool in_backward();
 
 // The listener of all threads, notified after the scope's; null if there is none. `make` is called once, at the first
