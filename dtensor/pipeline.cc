@@ -24,8 +24,8 @@ void check_on_stage(const at::Tensor& t, const DeviceMesh& mesh, const char* wha
   TORCH_CHECK_VALUE(is_dtensor(t), "[Pipeline] the ", what, " of stage ", stage, " is ",
                     t.defined() ? "a plain tensor" : "undefined", "; it must be distributed on ", mesh.to_string());
   TORCH_CHECK_VALUE(spec_of(t)->mesh() == mesh, "[Pipeline] the ", what, " of stage ", stage, " is on ",
-                    spec_of(t)->mesh().to_string(), " of ranks ", spec_of(t)->mesh().ranks(), "; the stage is on ",
-                    mesh.to_string(), " of ranks ", mesh.ranks());
+                    spec_of(t)->mesh().to_string(), " of ranks ", c10::IntArrayRef(spec_of(t)->mesh().ranks()),
+                    "; the stage is on ", mesh.to_string(), " of ranks ", c10::IntArrayRef(mesh.ranks()));
 }
 
 Placements same_on(const DeviceMesh& to, const at::Tensor& t) {
@@ -63,8 +63,8 @@ Pipeline::Pipeline(std::vector<PipelineStage> stages, PipelineSchedule schedule)
     TORCH_CHECK_VALUE(stages_[s].mesh.defined(), "[Pipeline] stage ", s, " has no mesh");
     const DeviceMesh& first = stages_[schedule_.rank_of(s)].mesh;
     TORCH_CHECK_VALUE(stages_[s].mesh == first, "[Pipeline] stages ", schedule_.rank_of(s), " and ", s,
-                      " are on one pipeline rank of the schedule, but on different meshes: ranks ", first.ranks(),
-                      " and ", stages_[s].mesh.ranks());
+                      " are on one pipeline rank of the schedule, but on different meshes: ranks ",
+                      c10::IntArrayRef(first.ranks()), " and ", c10::IntArrayRef(stages_[s].mesh.ranks()));
   }
 }
 
@@ -111,8 +111,8 @@ std::vector<at::Tensor> Pipeline::step(
     if (stage == 0 || !cell.input.requires_grad()) return;
     Step::Cell& before = step.at(stage - 1, m);
     TORCH_CHECK_VALUE(cell.input.grad().defined(), "[Pipeline] stage ", stage, " does not use its input");
-    before.gradient = redistribute(cell.input.grad(), stages_[stage - 1].mesh,
-                                   without_partials(spec_of(before.root)->placements()));
+    before.gradient =
+        redistribute(cell.input.grad(), stages_[stage - 1].mesh, without_partials(spec_of(before.root)->placements()));
   };
   {
     const DelayGradientReduction delay;
@@ -174,7 +174,7 @@ std::vector<PipelineStage> pipeline_stages(torch::nn::SequentialImpl& model, con
   const bool increases =
       std::adjacent_find(first_modules.begin(), first_modules.end(), std::greater_equal<>()) == first_modules.end();
   TORCH_CHECK_VALUE(!first_modules.empty() && first_modules.front() == 0 && increases && first_modules.back() < size,
-                    "[pipeline_stages] first_modules is ", first_modules,
+                    "[pipeline_stages] first_modules is ", c10::IntArrayRef(first_modules),
                     "; it must begin with 0, increase, and stay "
                     "below the number of modules, ",
                     size);

@@ -1,0 +1,117 @@
+// Training over processes gives what the same ranks in one process give, bit for bit.
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <string>
+#include <vector>
+
+#include "dtensor/activation_checkpoint.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/pipeline.h"
+#include "tests/processes/job_world.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+namespace {
+
+using torch::Tensor;
+using Tensors = std::vector<Tensor>;
+
+torch::nn::Sequential make_layers() {
+  torch::manual_seed(4);
+  torch::nn::Sequential model(torch::nn::Linear(6, 8), torch::nn::Tanh(), torch::nn::Linear(8, 8), torch::nn::Tanh(),
+                              torch::nn::Linear(8, 4));
+  model->to(torch::kDouble);
+  return model;
+}
+
+Tensor batch(int64_t i) { return torch::arange(24 * i, 24 * (i + 1), torch::kDouble).view({4, 6}).sin(); }
+
+// The values of tensors on ranks that this process owns; others are undefined.
+Tensor own_value(const Tensor& t) { return DTensor(t).mesh().local_ranks().empty() ? Tensor() : full_tensor(t); }
+
+struct Run {
+  Tensors losses, parameters;
+};
+
+void check_same(const Run& job, const Run& twin) {
+  const auto check = [](const Tensors& of_job, const Tensors& of_twin) {
+    REQUIRE(of_job.size() == of_twin.size());
+    for (size_t i = 0; i < of_job.size(); ++i) {
+      INFO("tensor " << i);
+      if (of_job[i].defined()) CHECK(torch::equal(of_job[i], of_twin[i]));
+    }
+  };
+  check(job.losses, twin.losses);
+  check(job.parameters, twin.parameters);
+}
+
+Run run_pipeline(const World& world, const PipelineSchedule& schedule, const std::vector<int64_t>& first_modules) {
+  const DeviceMesh mesh(world, {2, 2}, {"pp", "dp"});
+  const auto meshes = pipeline_meshes(mesh, "pp");
+  torch::nn::Sequential model = make_layers();
+  Pipeline pipeline(pipeline_stages(*model, first_modules, meshes), schedule);
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  Run run;
+  for (int step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    Tensors inputs;
+    for (int64_t i = 0; i < schedule.num_micro_batches; ++i)
+      inputs.push_back(distribute_tensor(batch(i), meshes.front(), {Shard(0)}));
+    for (const Tensor& loss : pipeline.step(inputs, [](const Tensor&y, int64_t) { return y.pow(2).mean(); })) {
+      // Both stages get the value.
+      run.losses.push_back(own_value(loss));
+      run.losses.push_back(own_value(redistribute(loss, meshes.front(), {Replicate()})));
+    }
+    optimizer.step();
+  }
+  for (const Tensor& p : model->parameters()) run.parameters.push_back(own_value(p));
+  return run;
+}
+
+TEST_CASE("a pipeline of two stages over four processes has the losses and parameters of one process",
+          "[processes][pipeline]") {
+  check_same(run_pipeline(job_world(), gpipe_schedule(2, 4), {0, 2}),
+             run_pipeline(twin_world(), gpipe_schedule(2, 4), {0, 2}));
+  check_same(run_pipeline(job_world(), one_f_one_b_schedule(2, 4), {0, 2}),
+             run_pipeline(twin_world(), one_f_one_b_schedule(2, 4), {0, 2}));
+}
+
+TEST_CASE("an interleaved pipeline of four stages over four processes has the losses of one process",
+          "[processes][pipeline]") {
+  const auto schedule = interleaved_schedule(2, 2, 4);
+  check_same(run_pipeline(job_world(), schedule, {0, 1, 2, 4}), run_pipeline(twin_world(), schedule, {0, 1, 2, 4}));
+}
+
+Run run_checkpointed(const World& world, bool checkpointed) {
+  const DeviceMesh mesh(world, {2, 2}, {"dp", "tp"});
+  torch::nn::Sequential model = make_layers();
+  distribute_module(*model, mesh, [](const std::string& name, torch::nn::Module& m, const DeviceMesh& on) {
+    if (name == "0") shard_parameter(m, "weight", on, {Replicate(), Shard(0)});
+    if (name == "2") shard_parameter(m, "weight", on, {Replicate(), Shard(1)});
+  });
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  Run run;
+  for (int64_t step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    torch::manual_seed(step);
+    const auto forward = [&](const Tensor& x) { return torch::dropout(model->forward(x), 0.2, /*train=*/true); };
+    const Tensor x = distribute_tensor(batch(step), mesh, {Shard(0), Replicate()});
+    const Tensor loss = (checkpointed ? checkpoint(forward, x) : forward(x)).pow(2).mean();
+    run.losses.push_back(own_value(loss));
+    loss.backward();
+    optimizer.step();
+  }
+  for (const Tensor& p : model->parameters()) run.parameters.push_back(own_value(p));
+  return run;
+}
+
+TEST_CASE("a checkpointed model over four processes trains as without checkpoints and as in one process",
+          "[processes][checkpoint]") {
+  const Run job = run_checkpointed(job_world(), true);
+  check_same(job, run_checkpointed(job_world(), false));
+  check_same(job, run_checkpointed(twin_world(), true));
+}
+
+}  // namespace
+}  // namespace dtensor
