@@ -25,7 +25,7 @@ using namespace internal;
 
 namespace {
 
-constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax};
+constexpr ReduceOp kReductions[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax};
 
 at::Tensor next(const at::Tensor& sum, const at::Tensor& addend, ReduceOp op) {
   switch (op) {
@@ -66,7 +66,7 @@ at::Tensor addend(at::IntArrayRef sizes, at::ScalarType dtype, int64_t rank) {
 }
 
 // Equal in every bit that ATen promises: NaN is NaN.
-bool same(const at::Tensor& a, const at::Tensor& b) {
+bool same_values(const at::Tensor& a, const at::Tensor& b) {
   return a.isclose(b, 0, 0, /*equal_nan=*/true).all().item<bool>();
 }
 
@@ -79,7 +79,7 @@ struct Threads {
 TEST_CASE("reductions of every dtype, with any strides, equal ATen's operators", "[mesh][reduce]") {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kShort,
                            at::kByte, at::kBool, at::kComplexFloat}) {
-    for (const ReduceOp op : kOps) {
+    for (const ReduceOp op : kReductions) {
       const bool exists = (op != ReduceOp::kAvg || !c10::isIntegralType(dtype, true)) &&
                           ((op != ReduceOp::kMin && op != ReduceOp::kMax) || !c10::isComplexType(dtype));
       if (!exists) continue;
@@ -98,7 +98,7 @@ TEST_CASE("reductions of every dtype, with any strides, equal ATen's operators",
           const auto expected = expected_of(addends, op);
           for (int k = 0; k < 3; ++k) outputs.push_back(laid(at::full({29, 37}, 9, addends[0].options()), k == 1));
           reduce_in_order(outputs, addends, op);
-          for (const at::Tensor& out : outputs) CHECK(same(out, expected));
+          for (const at::Tensor& out : outputs) CHECK(same_values(out, expected));
         }
       }
     }
@@ -182,7 +182,7 @@ TEST_CASE("minimum and maximum of a NaN are NaN, and sums of integers wrap", "[m
   for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
     const auto out = at::empty_like(addends[0]);
     reduce_in_order({out}, addends, op);
-    CHECK(same(out, expected_of(addends, op)));
+    CHECK(same_values(out, expected_of(addends, op)));
     CHECK(out.isnan().sum().item<int64_t>() == 2);
   }
   const int64_t most = std::numeric_limits<int64_t>::max();
