@@ -7,6 +7,8 @@
 #pragma once
 
 #include <ATen/ops/add_ops.h>
+#include <ATen/ops/addcdiv_ops.h>
+#include <ATen/ops/addcmul_ops.h>
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/alias_ops.h>
 #include <ATen/ops/bmm_ops.h>
@@ -15,6 +17,7 @@
 #include <ATen/ops/exp_ops.h>
 #include <ATen/ops/expand_ops.h>
 #include <ATen/ops/gelu_ops.h>
+#include <ATen/ops/lerp_ops.h>
 #include <ATen/ops/mean_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mul_ops.h>
@@ -41,13 +44,14 @@ template <typename... Ops>
 struct Operators {};
 
 using TypedComputations =
-    Operators<at::_ops::add_Tensor, at::_ops::add_Scalar, at::_ops::add__Tensor, at::_ops::sub_Tensor,
-              at::_ops::sub__Tensor, at::_ops::mul_Tensor, at::_ops::mul_Scalar, at::_ops::mul__Tensor,
-              at::_ops::div_Tensor, at::_ops::div_Scalar, at::_ops::div__Tensor, at::_ops::relu, at::_ops::relu_,
-              at::_ops::sigmoid, at::_ops::tanh, at::_ops::exp, at::_ops::neg, at::_ops::sqrt, at::_ops::rsqrt,
-              at::_ops::pow_Tensor_Scalar, at::_ops::gelu, at::_ops::silu, at::_ops::threshold_backward, at::_ops::mm,
-              at::_ops::bmm, at::_ops::addmm, at::_ops::sum, at::_ops::sum_dim_IntList, at::_ops::mean,
-              at::_ops::mean_dim, at::_ops::detach>;
+    Operators<at::_ops::add_Tensor, at::_ops::add_Scalar, at::_ops::add__Tensor, at::_ops::add__Scalar,
+              at::_ops::sub_Tensor, at::_ops::sub__Tensor, at::_ops::mul_Tensor, at::_ops::mul_Scalar,
+              at::_ops::mul__Tensor, at::_ops::mul__Scalar, at::_ops::div_Tensor, at::_ops::div_Scalar,
+              at::_ops::div__Tensor, at::_ops::div__Scalar, at::_ops::addcmul_, at::_ops::addcdiv_,
+              at::_ops::lerp__Scalar, at::_ops::relu, at::_ops::relu_, at::_ops::sigmoid, at::_ops::tanh, at::_ops::exp,
+              at::_ops::neg, at::_ops::sqrt, at::_ops::rsqrt, at::_ops::pow_Tensor_Scalar, at::_ops::gelu,
+              at::_ops::silu, at::_ops::threshold_backward, at::_ops::mm, at::_ops::bmm, at::_ops::addmm, at::_ops::sum,
+              at::_ops::sum_dim_IntList, at::_ops::mean, at::_ops::mean_dim, at::_ops::detach>;
 
 // Those that autograd tracks as views. Each has all elements of its base, which a rank's part of it shares.
 using TypedViews = Operators<at::_ops::view, at::_ops::expand, at::_ops::alias, at::_ops::t, at::_ops::transpose_int,

@@ -57,7 +57,7 @@ struct Sample {
 using Samples = std::map<std::string, Sample>;
 
 void add_pointwise(Samples& samples) {
-  const std::vector<std::vector<int64_t>> one = {{4, 4}}, two = {{4, 4}, {4, 4}};
+  const std::vector<std::vector<int64_t>> one = {{4, 4}}, two = {{4, 4}, {4, 4}}, three = {{4, 4}, {4, 4}, {4, 4}};
   samples["aten::add.Tensor"] = {two, [](Tensors& t) { return t[0].add(t[1], 2); }};
   samples["aten::add.Scalar"] = {one, [](Tensors& t) { return at::_ops::add_Scalar::call(t[0], 3, 2); }};
   samples["aten::add_.Tensor"] = {two, [](Tensors& t) { return t[0].add_(t[1], 2); }};
@@ -69,6 +69,12 @@ void add_pointwise(Samples& samples) {
   samples["aten::div.Tensor"] = {two, [](Tensors& t) { return t[0].div(t[1]); }};
   samples["aten::div.Scalar"] = {one, [](Tensors& t) { return at::_ops::div_Scalar::call(t[0], 3); }};
   samples["aten::div_.Tensor"] = {two, [](Tensors& t) { return t[0].div_(t[1]); }};
+  samples["aten::add_.Scalar"] = {one, [](Tensors& t) { return at::_ops::add__Scalar::call(t[0], 3, 2); }};
+  samples["aten::mul_.Scalar"] = {one, [](Tensors& t) { return at::_ops::mul__Scalar::call(t[0], 3); }};
+  samples["aten::div_.Scalar"] = {one, [](Tensors& t) { return at::_ops::div__Scalar::call(t[0], 3); }};
+  samples["aten::addcmul_"] = {three, [](Tensors& t) { return t[0].addcmul_(t[1], t[2], 0.5); }};
+  samples["aten::addcdiv_"] = {three, [](Tensors& t) { return t[0].addcdiv_(t[1], t[2], 0.5); }};
+  samples["aten::lerp_.Scalar"] = {two, [](Tensors& t) { return t[0].lerp_(t[1], 0.5); }};
   samples["aten::relu"] = {one, [](Tensors& t) { return t[0].relu(); }};
   samples["aten::relu_"] = {one, [](Tensors& t) { return t[0].relu_(); }};
   samples["aten::sigmoid"] = {one, [](Tensors& t) { return t[0].sigmoid(); }};
