@@ -13,26 +13,15 @@
 #include "propagation/strategy_cache.h"
 
 namespace dtensor::internal {
-namespace {
-
-// Whether this thread has listeners, or a scope that decides its calls.
-bool is_observed() {
+bool calls_are_observed() {
   if (c10::ThreadLocalDebugInfo::current() == nullptr) return false;
   const DispatchScope& scope = current_dispatch_scope();
   return scope.step_decider != nullptr || scope.limits.any() || !current_scope().listeners.empty();
 }
 
-// What few tensors have: parts to bring up to date, an observer, traits of a module, a layout that is preferred.
-bool is_special(const DTensorMeta& meta) {
-  return (int{meta.may_need_sync} | int{meta.preferred_layout != nullptr} | int{meta.storage->observer != nullptr} |
-          int{meta.storage->module_traits != nullptr}) != 0;
-}
-
-}  // namespace
-
 bool DirectCall::begin() {
   resolved_ = &info_.resolve();
-  if (info_.handler != nullptr || !resolved_->rule || is_observed()) return false;
+  if (info_.handler != nullptr || !resolved_->rule || calls_are_observed()) return false;
   for (const at::Tensor* t : tensors_) {
     if (!is_dtensor(*t)) return false;
   }
@@ -42,7 +31,7 @@ bool DirectCall::begin() {
   const DeviceMesh& mesh = spec_of(*tensors_[0])->mesh();
   for (const at::Tensor* t : tensors_) {
     const DTensorMeta& meta = meta_without_sync(*t);
-    if (is_special(meta) || meta.spec->mesh() != mesh) return false;
+    if (is_special(meta) || meta.storage->module_traits || meta.spec->mesh() != mesh) return false;
   }
   CallContext context;
   if (info_.args[0].written) note_mutable_layout(context);

@@ -23,6 +23,14 @@
 
 namespace dtensor::internal {
 
+// Whether this thread has listeners, or a scope that decides its calls.
+bool calls_are_observed();
+// Whether a tensor has what few have: parts to bring up to date, an observer, a layout that is preferred.
+inline bool is_special(const DTensorMeta& meta) {
+  return (int{meta.may_need_sync} | int{meta.preferred_layout != nullptr} | int{meta.storage->observer != nullptr}) !=
+         0;
+}
+
 class DirectCall {
  public:
   // `tensors`: all of the call, in schema order. Valid as long as both.
