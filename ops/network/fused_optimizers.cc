@@ -5,7 +5,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -31,35 +30,39 @@ struct List {
   size_t argument;
   std::string name;
   bool written = false;
-  Tensors given, computed;  // by parameter; empty: not used in this call
+  c10::ArrayRef<c10::IValue> given;  // by parameter; empty: not used in this call
+  Tensors computed = {};             // the same in the layouts of their parameters
 };
 
 // A number, such as a step count or a scale, replicated.
 at::Tensor whole(const c10::OperatorHandle& op, const std::string& argument, const at::Tensor& t) {
-  if (!t.defined() || !is_dtensor(t)) return t;
+  if (!t.defined() || !is_dtensor(t) || spec_of(t)->is_replicated()) return t;
   return redistribute_below_autograd(t, Placements(spec_of(t)->mesh().ndim(), Replicate()), cause_of(op, argument, t));
 }
 
-at::Tensor local_of(const at::Tensor& t, size_t rank) {
+// Valid as long as `t`.
+const at::Tensor& local_of(const at::Tensor& t, size_t rank) {
   return t.defined() && is_dtensor(t) ? meta_for_read(t).locals.at(rank) : t;
 }
 
 // `t` in the layout of `param`, to compute on.
 at::Tensor laid_out_as(const at::Tensor& param, const c10::OperatorHandle& op, const List& list, size_t i) {
-  const at::Tensor& t = list.given[i];
+  const at::Tensor& t = list.given[i].toTensor();
+  const bool is_distributed = is_dtensor(t) && is_dtensor(param);
+  if (is_distributed && spec_of(t) == spec_of(param)) return t;
   if (t.sizes() != param.sizes()) {
     TORCH_CHECK(t.numel() == 1, op.operator_name(), ": argument '", list.name, "[", i, "]' of shape ", t.sizes(),
                 " does not fit its parameter, of shape ", param.sizes());
     return whole(op, list.name, t);
   }
   if (!is_dtensor(param) && !is_dtensor(t)) return t;
-  TORCH_CHECK(is_dtensor(param) && is_dtensor(t), op.operator_name(), ": argument '",
-              is_dtensor(t) ? "self" : list.name, "[", i,
+  TORCH_CHECK(is_distributed, op.operator_name(), ": argument '", is_dtensor(t) ? "self" : list.name, "[", i,
               "]' is a plain tensor next to a distributed one. Distribute it first: distribute_tensor(t, mesh, ",
               "{Replicate(), ...})");
   const Spec &own = *spec_of(t), &of_param = *spec_of(param);
   TORCH_CHECK(own.mesh() == of_param.mesh(), op.operator_name(), ": argument '", list.name, "[", i, "]' lies on ",
               own.mesh().to_string(), ", its parameter on ", of_param.mesh().to_string());
+  if (own.placements() == of_param.placements()) return t;
   return redistribute_below_autograd(t, of_param.placements(), cause_of(op, list.name, t));
 }
 
@@ -69,7 +72,7 @@ std::vector<List> lists_of(const c10::OperatorHandle& op, c10::ArrayRef<c10::IVa
     const auto& argument = op.schema().arguments()[a];
     if (!args[a].isTensorList()) continue;
     const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-    lists.push_back({a, argument.name(), written, args[a].toTensorVector(), {}});
+    lists.push_back({a, argument.name(), written, args[a].toListRef()});
     const size_t n = lists.back().given.size();
     TORCH_CHECK(n == 0 || n == lists[0].given.size(), op.operator_name(), ": argument '", argument.name(), "' lists ",
                 n, " tensors, '", lists[0].name, "' ", lists[0].given.size());
@@ -80,31 +83,34 @@ std::vector<List> lists_of(const c10::OperatorHandle& op, c10::ArrayRef<c10::IVa
 // The operator on the parts of one rank of parameters `chosen`, which share a mesh or are plain.
 void run_on_rank(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args, const std::vector<List>& lists,
                  const std::vector<size_t>& chosen, size_t rank) {
+  std::vector<size_t> not_empty;
+  for (const size_t i : chosen) {
+    if (local_of(lists[0].computed[i], rank).numel() > 0) not_empty.push_back(i);
+  }
+  if (not_empty.empty()) return;
   Stack stack(args.begin(), args.end());
   for (c10::IValue& value : stack) {
     if (value.isTensor()) value = local_of(value.toTensor(), rank);
   }
-  bool any = false;
   for (const List& list : lists) {
+    if (list.computed.empty()) continue;
     c10::List<at::Tensor> locals;
-    for (const size_t i : chosen) {
-      if (list.computed.empty() || local_of(lists[0].computed[i], rank).numel() == 0) continue;
-      locals.push_back(local_of(list.computed[i], rank));
-    }
-    any = any || !locals.empty();
-    stack[list.argument] = locals;
+    locals.reserve(not_empty.size());
+    for (const size_t i : not_empty) locals.push_back(local_of(list.computed[i], rank));
+    stack[list.argument] = std::move(locals);
   }
   LocalGuard guard;
-  if (any) op.callBoxed(stack);
+  op.callBoxed(stack);
 }
 
 // Parameters that share a mesh, or are plain.
 std::vector<std::vector<size_t>> by_mesh(const Tensors& params) {
   std::vector<std::vector<size_t>> groups;
-  std::vector<std::optional<DeviceMesh>> meshes;
+  std::vector<const DeviceMesh*> meshes;
   for (size_t i = 0; i < params.size(); ++i) {
-    const auto mesh = is_dtensor(params[i]) ? std::optional(spec_of(params[i])->mesh()) : std::nullopt;
-    const size_t g = static_cast<size_t>(std::find(meshes.begin(), meshes.end(), mesh) - meshes.begin());
+    const DeviceMesh* mesh = is_dtensor(params[i]) ? &spec_of(params[i])->mesh() : nullptr;
+    const auto is_mesh = [&](const DeviceMesh* m) { return m == mesh || (m && mesh && *m == *mesh); };
+    const size_t g = static_cast<size_t>(std::find_if(meshes.begin(), meshes.end(), is_mesh) - meshes.begin());
     if (g == groups.size()) {
       meshes.push_back(mesh);
       groups.emplace_back();
@@ -120,7 +126,7 @@ void optimize(const c10::OperatorHandle& op, Stack& stack) {
   const size_t count = op.schema().arguments().size();
   std::vector<c10::IValue> args(stack.end() - static_cast<std::ptrdiff_t>(count), stack.end());
   std::vector<List> lists = lists_of(op, args);
-  const Tensors params = lists.at(0).given;
+  const Tensors params = args[lists.at(0).argument].toTensorVector();
   for (size_t i = 0; i < params.size(); ++i) {
     TORCH_CHECK(!is_dtensor(params[i]) || !spec_of(params[i])->has_partial(), op.operator_name(), ": argument 'self[",
                 i, "]' is Partial, so it has no elements to update; redistribute it first");
@@ -129,6 +135,7 @@ void optimize(const c10::OperatorHandle& op, Stack& stack) {
     if (args[a].isTensor()) args[a] = whole(op, op.schema().arguments()[a].name(), args[a].toTensor());
   }
   for (List& list : lists) {
+    list.computed.reserve(list.given.size());
     for (size_t i = 0; i < list.given.size(); ++i) list.computed.push_back(laid_out_as(params[i], op, list, i));
   }
   for (const auto& group : by_mesh(params)) {
@@ -140,7 +147,7 @@ void optimize(const c10::OperatorHandle& op, Stack& stack) {
   const bool scales = scale.isTensor() && scale.toTensor().defined();  // gradients change, too
   for (const List& list : lists) {
     for (size_t i = 0; list.written && i < list.given.size(); ++i) {
-      at::Tensor given = list.given[i];
+      const at::Tensor& given = list.given[i].toTensor();
       if (!is_dtensor(given)) continue;
       if (given.is_same(list.computed[i])) {
         note_write(given, op.schema().name());
