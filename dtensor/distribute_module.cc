@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "dtensor/module_layouts.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
@@ -34,14 +35,33 @@ std::vector<Named> tensors_of(const torch::nn::Module& module) {
   return result;
 }
 
-void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placements& placements) try {
+// Made inside a MeshScope of a meta mesh: its layout is not decided yet.
+bool is_shape_alone(const at::Tensor& t) {
+  return is_dtensor(t) && spec_of(t)->mesh().world().is_meta() && spec_of(t)->is_replicated();
+}
+
+// Made by a factory function inside a MeshScope: likewise.
+bool is_of_mesh_scope(const at::Tensor& t) {
+  return is_dtensor(t) && meta_without_sync(t).from_factory && spec_of(t)->is_replicated();
+}
+
+bool has_layout(const at::Tensor& t) { return is_dtensor(t) && !is_shape_alone(t) && !is_of_mesh_scope(t); }
+
+// How often this thread distributed a tensor in place.
+thread_local int64_t times_distributed = 0;
+
+// `relayout`: a tensor that has another layout gets this one.
+void distribute_in_place(const Named& n, const DeviceMesh& mesh, const Placements& placements,
+                         bool relayout = false) try {
   c10::AutoGradMode no_grad(false);
+  ++times_distributed;
   const at::Tensor& t = n.tensor;
   TORCH_CHECK_VALUE(!t.is_meta() || is_dtensor(t),
                     "a plain tensor on the device \"meta\" cannot become distributed in place: make the module inside "
                     "MeshScope(mesh.meta())");
   const at::Tensor grad = t.grad();
-  const at::Tensor data = distribute_tensor(t.detach(), mesh, placements);
+  const at::Tensor data = relayout && has_layout(t) ? redistribute(t.detach(), placements)
+                                                    : distribute_tensor(t.detach(), mesh, placements);
   keep_module_traits(t, data);
   t.set_data(data);
   if (!grad.defined()) return;
@@ -57,8 +77,13 @@ class Ties {
  public:
   explicit Ties(const std::vector<Named>& tensors) {
     for (const Named& n : tensors) {
-      if (is_dtensor(n.tensor) || !n.tensor.has_storage() || n.tensor.is_meta() || n.tensor.numel() == 0) continue;
-      const void* memory = n.tensor.const_data_ptr();
+      const void* memory = nullptr;
+      if (is_dtensor(n.tensor)) {
+        memory = meta_without_sync(n.tensor).storage.get();
+      } else if (n.tensor.has_storage() && !n.tensor.is_meta() && n.tensor.numel() > 0) {
+        memory = n.tensor.const_data_ptr();
+      }
+      if (memory == nullptr) continue;
       of_[n.tensor.unsafeGetTensorImpl()] =
           &groups_[std::make_tuple(memory, n.tensor.sizes().vec(), n.tensor.strides().vec())];
     }
@@ -96,20 +121,10 @@ void tie(const Named& n, const Ties& ties) {
   }
 }
 
-// Made inside a MeshScope of a meta mesh: its layout is not decided yet.
-bool is_shape_alone(const at::Tensor& t) {
-  return is_dtensor(t) && spec_of(t)->mesh().world().is_meta() && spec_of(t)->is_replicated();
-}
-
-// Made by a factory function inside a MeshScope: likewise.
-bool is_of_mesh_scope(const at::Tensor& t) {
-  return is_dtensor(t) && meta_without_sync(t).from_factory && spec_of(t)->is_replicated();
-}
-
 void check_not_distributed(const std::vector<Named>& tensors) {
   const Named* first = nullptr;
   for (const Named& n : tensors) {
-    if (!is_dtensor(n.tensor) || is_shape_alone(n.tensor) || is_of_mesh_scope(n.tensor)) return;
+    if (!has_layout(n.tensor)) return;
     if (first == nullptr) first = &n;
   }
   TORCH_CHECK_VALUE(first == nullptr, "[distribute_module] the module is distributed already: '", first->name, "' is ",
@@ -140,11 +155,35 @@ class Before {
   std::vector<Saved> saved_;
 };
 
+int64_t count_distributed(const torch::nn::Module& module) {
+  const std::vector<Named> tensors = tensors_of(module);
+  return std::count_if(tensors.begin(), tensors.end(), [](const Named& n) { return is_dtensor(n.tensor); });
+}
+
+// Whether it distributed a parameter or buffer.
+bool partition(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn) {
+  const int64_t times = times_distributed, count = count_distributed(module);
+  module.apply([&](const std::string& name, torch::nn::Module& m) { partition_fn(name, m, mesh); }, std::string());
+  return times_distributed != times || count_distributed(module) != count;
+}
+
+std::string paths_of(const torch::nn::Module& module) {
+  std::string paths;
+  module.apply([&](const std::string& name,
+                   const torch::nn::Module&) { paths += (paths.empty() ? "\"" : ", \"") + name + "\""; },
+               std::string());
+  return paths;
+}
+
 void distribute_all(torch::nn::Module& module, const std::vector<Named>& tensors, const DeviceMesh& mesh,
-                    const PartitionFn& partition_fn) {
+                    const PartitionFn& partition_fn, bool need_partition) {
   const Ties ties(tensors);
   if (partition_fn) {
-    module.apply([&](const std::string& name, torch::nn::Module& m) { partition_fn(name, m, mesh); }, std::string());
+    const bool partitioned = partition(module, mesh, partition_fn);
+    TORCH_CHECK_VALUE(partitioned || !need_partition || tensors.empty(),
+                      "[distribute_module] partition_fn sharded no parameter of ", module.name(),
+                      ", which would be replicated as a whole. It was called with the names ", paths_of(module),
+                      ". To replicate the module, pass no partition_fn, or nullptr.");
   }
   for (const Named& n : tensors) {
     tie(n, ties);
@@ -155,6 +194,19 @@ void distribute_all(torch::nn::Module& module, const std::vector<Named>& tensors
                       "' is ", spec.to_string(), " of another world, ", spec.mesh().world().name(),
                       "; this module goes to ", mesh.to_string(), " of ", mesh.world().name());
   }
+}
+
+// After an error the module is unchanged.
+void distribute_or_restore(torch::nn::Module& module, const std::vector<Named>& tensors, const DeviceMesh& mesh,
+                           const PartitionFn& partition_fn, bool need_partition) {
+  const Before before(tensors);
+  try {
+    distribute_all(module, tensors, mesh, partition_fn, need_partition);
+  } catch (...) {
+    before.restore();
+    throw;
+  }
+  name_parameters(module);
 }
 
 // ------------------------------------------------------------ constants
@@ -199,15 +251,29 @@ void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const 
   TORCH_CHECK_VALUE(mesh.defined(), "[distribute_module] no mesh: give a DeviceMesh(world, shape)");
   const std::vector<Named> tensors = tensors_of(module);
   check_not_distributed(tensors);
-  const Before before(tensors);
-  try {
-    distribute_all(module, tensors, mesh, partition_fn);
-  } catch (...) {
-    before.restore();
-    throw;
-  }
-  name_parameters(module);
+  distribute_or_restore(module, tensors, mesh, partition_fn, /*need_partition=*/true);
 }
+
+namespace internal {
+
+void distribute_rest_of_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn) {
+  distribute_or_restore(module, tensors_of(module), mesh, partition_fn, /*need_partition=*/false);
+}
+
+void shard_parameter_over(torch::nn::Module& module, const std::string& name, const DeviceMesh& mesh, int64_t mesh_dim,
+                          const Placement& placement) {
+  const at::Tensor& t = module.named_parameters()[name];
+  Placements placements(mesh.ndim(), Replicate());
+  if (has_layout(t)) {
+    TORCH_CHECK_VALUE(spec_of(t)->mesh() == mesh, "[parallelize_module] '", name, "' of ", module.name(), " is ",
+                      spec_of(t)->to_string(), ", not on ", mesh.to_string());
+    placements = spec_of(t)->placements();
+  }
+  placements[mesh_dim] = placement;
+  distribute_in_place({name, t}, mesh, placements, /*relayout=*/true);
+}
+
+}  // namespace internal
 
 void shard_parameter(torch::nn::Module& module, const std::string& name, const DeviceMesh& mesh,
                      const Placements& placements) {

@@ -28,12 +28,13 @@ namespace dtensor {
 // Called for the module itself (name "") and every submodule ("layers.0.attn").
 using PartitionFn = std::function<void(const std::string& name, torch::nn::Module& module, const DeviceMesh& mesh)>;
 
-// Distributes the parameters and buffers that `partition_fn` passes to shard_parameter(), and replicates the others.
-// Existing gradients follow. Parameters that were one tensor, or shared memory, are still tied afterwards. Parameters
-// get their path as name, for reports. Communicates only to send each value from the first rank. Tensors made without
-// data stay so: see meta_device.h. Tensors made in a MeshScope of `mesh` may be sharded. Errors (ValueError): no mesh;
-// every parameter of the module is distributed already; a parameter on a mesh of another world; tied parameters with
-// different layouts. After an error the module is unchanged.
+// Distributes the parameters and buffers that `partition_fn` passes to shard_parameter(), and replicates the others;
+// all of them without a `partition_fn`. Existing gradients follow. Parameters that were one tensor, or shared memory,
+// are still tied afterwards. Parameters get their path as name, for reports. Communicates only to send each value from
+// the first rank. Tensors made without data stay so: see meta_device.h. Tensors made in a MeshScope of `mesh` may be
+// sharded. Errors (ValueError): no mesh; every parameter of the module is distributed already; a parameter on a mesh of
+// another world; tied parameters with different layouts; a `partition_fn` that distributes nothing, as its names match
+// no module. After an error the module is unchanged.
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn = nullptr);
 
 // Distributes one parameter or buffer of `module`, "weight" or with a path, "attn.wq.weight". Does nothing if it has

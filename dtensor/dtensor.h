@@ -23,6 +23,7 @@
 #include "dtensor/meta_device.h"
 #include "dtensor/optimize_layouts.h"
 #include "dtensor/pipeline.h"
+#include "dtensor/parallelize_module.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/remembered_layouts.h"
 #include "dtensor/scopes.h"

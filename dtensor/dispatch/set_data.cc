@@ -29,7 +29,9 @@ bool has_compatible_type(c10::DispatchKeySet keys, const at::Tensor& self, const
     throw_plain_in_place_of("set_data", self, from);
   }
   if (is_dtensor(from)) {
-    meta_without_sync(from).storage->shared.store(true, std::memory_order_relaxed);  // now also by `self`
+    LocalStorage& memory = *meta_without_sync(from).storage;
+    memory.shared.store(true, std::memory_order_relaxed);                                          // now also by `self`
+    if (is_dtensor(self) && !memory.style) memory.style = meta_without_sync(self).storage->style;  // as in to(dtype)
     // A parameter must not be Partial, however its value was computed.
     if (is_leaf_parameter(self) && meta_without_sync(from).spec->has_partial()) {
       mutable_hints(from).laid_out_by_engine = true;

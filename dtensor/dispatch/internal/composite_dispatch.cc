@@ -1,5 +1,5 @@
 // Composite operators, above autograd: records that their code runs (composite_op_scope.h), and replaces it for
-// operators with a handler or with out=.
+// operators with a handler or with out=. Those that the program calls follow the parallel styles of parameters.
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -10,6 +10,7 @@
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch_key.h"
+#include "dtensor/parallel/applied_style.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 
@@ -40,12 +41,11 @@ void run_on_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   op.redispatchBoxed(keys.remove(kDTensorKey), stack);
 }
 
-void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+// REQUIRES: has_dtensor().
+void run_code_of_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto& schema = op.schema();
   const OpInfo& info = op_info(op);
-  const auto args = torch::jit::last(*stack, info.args.size());
-  if (!has_dtensor(info, args)) return run_on_plain(op, keys, stack);
-  const CompositeOpScope inside(op, args);
+  const CompositeOpScope inside(op, torch::jit::last(*stack, info.args.size()));
   if (info.has_outs && run_functional_form(info, *stack)) return;
   if (info.handler != nullptr) {
     const WrittenResults written(info, *stack);
@@ -56,6 +56,16 @@ void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   }
   if (inside.is_outermost() && inside.makes_plain() && !schema.is_mutable())
     distribute_results(inside, schema.returns().size(), *stack);
+}
+
+void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const OpInfo& info = op_info(op);
+  const auto args = torch::jit::last(*stack, info.args.size());
+  if (!has_dtensor(info, args)) return run_on_plain(op, keys, stack);
+  if (CompositeOpScope::current() != nullptr) return run_code_of_composite(op, keys, stack);
+  const StyledCall styled(op, info.is_view, *stack);
+  run_code_of_composite(op, keys, stack);
+  styled.finish(*stack);
 }
 
 bool has_tensor_argument(const c10::FunctionSchema& schema) {

@@ -1,0 +1,100 @@
+// What became of the styles of a module.
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/parallel/applied_style.h"
+#include "dtensor/parallel/style_of_module.h"
+#include "dtensor/parallelize_module.h"
+
+namespace dtensor {
+using namespace internal;
+
+namespace {
+
+using ExplainedRow = std::array<std::string, 6>;  // module, who decided, parameters, input, output, operators
+
+void for_each_module(const torch::nn::Module& module,
+                     const std::function<void(const std::string&, const torch::nn::Module&)>& f) {
+  module.apply(f, std::string());
+}
+
+std::string layout_text(const at::Tensor& t) { return is_dtensor(t) ? to_string(spec_of(t)->placements()) : "plain"; }
+
+// "RS(2) (style)"
+std::string layout_and_decider(const SpecPtr& seen, bool by_style) {
+  if (!seen) return "-";
+  return absl::StrCat(to_string(seen->placements()), by_style ? " (style)" : " (engine)");
+}
+
+ExplainedRow row_of_module(const std::string& path, const torch::nn::Module& module) {
+  std::vector<std::string> parameters;
+  bool all_replicated = true;
+  for (const auto& p : module.named_parameters(/*recurse=*/false)) {
+    if (!p.value().defined()) continue;
+    parameters.push_back(p.key() + " " + layout_text(p.value()));
+    all_replicated = all_replicated && is_dtensor(p.value()) && spec_of(p.value())->is_replicated();
+  }
+  const auto style = present_style(module, path);
+  ExplainedRow row{path.empty() ? "(itself)" : path,
+                   all_replicated ? "engine" : "user",
+                   absl::StrJoin(parameters, ", "),
+                   "-",
+                   "-",
+                   "-"};
+  if (!style) return row;
+  if (style->given()) row[1] = style->style.to_string();
+  const ModuleStyle::Seen seen = style->seen();
+  row[3] = layout_and_decider(seen.input, style->input.has_value());
+  row[4] = layout_and_decider(seen.output, style->output.has_value());
+  row[5] = seen.calls == 0 ? "never ran" : std::to_string(seen.calls);
+  return row;
+}
+
+}  // namespace
+
+void check_styles_ran(const torch::nn::Module& module) {
+  std::vector<std::string> missing;
+  std::vector<std::shared_ptr<ModuleStyle>> styles;
+  for_each_module(module, [&](const std::string& path, const torch::nn::Module& m) {
+    const auto style = present_style(m, path);
+    if (!style || !style->given()) return;
+    styles.push_back(style);
+    if (!style->seen().since_check) missing.push_back("'" + path + "', " + style->style.to_string());
+  });
+  for (const auto& style : styles) style->begin_check();
+  TORCH_CHECK_VALUE(missing.empty(),
+                    "[check_styles_ran] no operator followed these styles since parallelize_module() or the "
+                    "last check: ",
+                    absl::StrJoin(missing, "; "),
+                    ". An operator follows a style if it takes a parameter of the module itself, not a copy, and "
+                    "another distributed tensor.");
+}
+
+std::string explain_module(const torch::nn::Module& module) {
+  std::vector<ExplainedRow> rows{{"module", "decided by", "parameters", "input", "output", "operators"}};
+  for_each_module(module, [&](const std::string& path, const torch::nn::Module& m) {
+    if (!own_parameters(m).empty()) rows.push_back(row_of_module(path, m));
+  });
+  std::array<size_t, std::tuple_size_v<ExplainedRow>> widths{};
+  for (const ExplainedRow& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const ExplainedRow& row : rows) {
+    for (size_t i = 0; i < row.size(); ++i) {
+      const bool last = i + 1 == row.size();
+      absl::StrAppend(&text, row[i], last ? "\n" : std::string(widths[i] + 2 - row[i].size(), ' '));
+    }
+  }
+  return text;
+}
+
+}  // namespace dtensor

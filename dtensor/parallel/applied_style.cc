@@ -1,0 +1,201 @@
+#include "dtensor/parallel/applied_style.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <span>
+#include <string_view>
+
+#include "absl/container/inlined_vector.h"
+#include "comm/scope.h"
+#include "dtensor/redistribution/redistribute_autograd.h"
+#include "placement/parse_placements.h"
+
+namespace dtensor::internal {
+namespace {
+
+thread_local bool styled_call_runs = false;
+
+// Calls f(tensor) for each distributed tensor of the arguments, those in lists included.
+template <typename F>
+void for_each_dtensor(c10::ArrayRef<c10::IValue> args, const F& f) {
+  const auto visit = [&](const c10::IValue& value) {
+    if (value.isTensor() && is_dtensor(value.toTensor())) f(value.toTensor());
+  };
+  for (const c10::IValue& arg : args) {
+    visit(arg);
+    if (!arg.isTensorList() && !arg.isOptionalTensorList()) continue;
+    for (const c10::IValue& element : arg.toListRef()) visit(element);
+  }
+}
+
+bool looks_rows_up(std::string_view op) {
+  return op == "aten::embedding" || op == "aten::embedding_bag" || op == "aten::_embedding_bag";
+}
+
+const AppliedStyle* style_of(const at::Tensor& t) { return meta_without_sync(t).storage->style.get(); }
+
+bool belongs_to(const at::Tensor& t, const ModuleStyle& module) {
+  const AppliedStyle* style = style_of(t);
+  if (style == nullptr) return false;
+  const auto is_module = [&](const auto& m) { return m.get() == &module; };
+  return std::any_of(style->modules().begin(), style->modules().end(), is_module);
+}
+
+using ModuleStyles = std::vector<std::shared_ptr<ModuleStyle>>;
+
+// Whether a parameter of the call belongs to both.
+bool share_parameter(const ModuleStyle& a, const ModuleStyle& b, c10::ArrayRef<c10::IValue> args) {
+  bool shared = false;
+  for_each_dtensor(args, [&](const at::Tensor& t) { shared = shared || (belongs_to(t, a) && belongs_to(t, b)); });
+  return shared;
+}
+
+// The style that the call follows: one that was given before one that only observes, and then the one with most
+// parameters in the call; a table that is shared with another module follows the table's style in lookups only. After
+// it those of modules that share its parameters and cannot be told apart from it.
+ModuleStyles styles_of_call(std::string_view op, c10::ArrayRef<c10::IValue> args) {
+  struct Candidate {
+    std::shared_ptr<ModuleStyle> module;
+    std::pair<bool, int64_t> rank;  // whether it was given, and parameters in the call
+  };
+  absl::InlinedVector<Candidate, 4> candidates;
+  for_each_dtensor(args, [&](const at::Tensor& t) {
+    const AppliedStyle* style = style_of(t);
+    if (style == nullptr) return;
+    for (const auto& module : style->modules()) {
+      if (style->modules().size() > 1 && module->is_table != looks_rows_up(op)) continue;
+      const auto same = [&](const Candidate& c) { return c.module == module; };
+      auto it = std::find_if(candidates.begin(), candidates.end(), same);
+      if (it == candidates.end()) it = candidates.insert(it, {module, {module->given(), 0}});
+      ++it->rank.second;
+    }
+  });
+  if (candidates.empty()) return {};
+  const Candidate& best = *std::max_element(candidates.begin(), candidates.end(),
+                                            [](const Candidate& a, const Candidate& b) { return a.rank < b.rank; });
+  ModuleStyles styles{best.module};
+  for (const Candidate& c : candidates) {
+    if (&c == &best || c.rank != best.rank) continue;
+    if (share_parameter(*c.module, *best.module, args)) styles.push_back(c.module);
+  }
+  return styles;
+}
+
+// Whether the call is elementwise on tensors of one shape, as in optimizers and averages.
+bool updates_one_shape(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
+  if (!op.hasTag(at::Tag::pointwise) && op.schema().name() != "aten::isclose") return false;
+  bool one_shape = true;
+  at::Tensor first;
+  for_each_dtensor(args, [&](const at::Tensor& t) {
+    if (t.dim() == 0) return;
+    if (first.defined() && t.sizes() != first.sizes()) one_shape = false;
+    first = t;
+  });
+  return one_shape;
+}
+
+// Whether the result has values computed from those of all arguments.
+bool computes(const c10::OperatorHandle& op, bool is_view) {
+  const c10::FunctionSchema& schema = op.schema();
+  if (is_view || schema.is_mutable() || schema.returns().empty() || schema.name() == "aten::type_as") return false;
+  const c10::Argument& result = schema.returns()[0];
+  return result.type()->kind() == c10::TypeKind::TensorType && result.alias_info() == nullptr;
+}
+
+// Below autograd an operator of the library computes, not the program.
+bool is_programs_call() {
+  return !styled_call_runs && !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView) &&
+         !in_backward();
+}
+
+void replace_tensor(std::span<c10::IValue> args, const at::Tensor& from, const at::Tensor& to) {
+  for (c10::IValue& arg : args) {
+    if (arg.isTensor() && arg.toTensor().is_same(from)) {
+      arg = to;
+    } else if (arg.isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (const at::Tensor& t : arg.toTensorVector()) list.push_back(t.is_same(from) ? to : t);
+      arg = list;
+    } else if (arg.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const auto& t : arg.toOptionalTensorVector()) list.push_back(t && t->is_same(from) ? to : t);
+      arg = list;
+    }
+  }
+}
+
+}  // namespace
+
+ModuleStyle::Seen ModuleStyle::seen() const {
+  const std::lock_guard lock(mutex_);
+  return seen_;
+}
+
+void ModuleStyle::record(const at::Tensor& in, const at::Tensor& out) {
+  const std::lock_guard lock(mutex_);
+  seen_.input = spec_of(in);
+  seen_.output = spec_of(out);
+  ++seen_.calls;
+  seen_.since_check = true;
+}
+
+void ModuleStyle::begin_check() {
+  const std::lock_guard lock(mutex_);
+  seen_.since_check = false;
+}
+
+StyledCall::StyledCall(const c10::OperatorHandle& op, bool is_view, torch::jit::Stack& stack) : op_(op) {
+  const size_t count = op.schema().arguments().size();
+  const std::span<c10::IValue> args(stack.data() + stack.size() - count, count);
+  ModuleStyles styles = styles_of_call(op.schema().name(), torch::jit::last(stack, count));
+  if (styles.empty() || !is_programs_call() || !computes(op, is_view) ||
+      updates_one_shape(op, torch::jit::last(stack, count)))
+    return;
+  const ModuleStyle* const style = styles.front().get();
+  at::Tensor parameter;
+  for_each_dtensor(torch::jit::last(stack, count), [&](const at::Tensor& t) {
+    const bool own = belongs_to(t, *style);
+    if (own && !parameter.defined()) parameter = t;
+    if (!own && t.dim() > 0 && !input_.defined()) input_ = t;
+  });
+  if (!input_.defined()) return;
+  styles_ = std::move(styles);
+  const DeviceMesh &theirs = spec_of(input_)->mesh(), &ours = spec_of(parameter)->mesh();
+  TORCH_CHECK_VALUE(theirs == ours || !style->given(), "[", style->name(), "] the input of ", op.schema().name(), ", ",
+                    spec_of(input_)->to_string(), ", is on another mesh than the parameters, ", ours.to_string(),
+                    ": redistribute(input, mesh, placements) first");
+  const at::Tensor given = input_;
+  input_ = moved(given, style->input, "input");
+  if (!input_.is_same(given)) replace_tensor(args, given, input_);
+  styled_call_runs = true;
+}
+
+StyledCall::~StyledCall() {
+  if (!styles_.empty()) styled_call_runs = false;
+}
+
+void StyledCall::finish(torch::jit::Stack& stack) const {
+  if (styles_.empty()) return;
+  c10::IValue& result = stack[stack.size() - op_.schema().returns().size()];
+  if (!result.isTensor() || !is_dtensor(result.toTensor())) return;
+  const at::Tensor out = moved(result.toTensor(), styles_.front()->output, "output");
+  for (const auto& style : styles_) style->record(input_, out);
+  result = out;
+}
+
+at::Tensor StyledCall::moved(const at::Tensor& t, const std::optional<Placement>& to, const char* what) const {
+  if (!to) return t;
+  const ModuleStyle& style = *styles_.front();
+  const auto normal = normalize_placements({*to}, t.dim());
+  TORCH_CHECK_VALUE(normal.ok(), "[", style.name(), "] the ", what, " of ", op_.schema().name(), " has the shape ",
+                    t.sizes(), ", so that it cannot be ", to_string(*to), ": give the style another layout, {.", what,
+                    " = Shard(dim)}");
+  Placements placements = spec_of(t)->placements();
+  placements[style.mesh_dim] = normal->front();
+  const CommCause cause{style.style.kind, what, style.path, /*implicit=*/false};
+  return redistribute_as(t, placements, cause);
+}
+
+}  // namespace dtensor::internal

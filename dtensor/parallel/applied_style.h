@@ -1,0 +1,86 @@
+// The styles of parallelize_module() at work. C++ modules have no forward hooks, so what a style says of the input and
+// the output of a module travels with its parameters: the memory of each has an AppliedStyle, and an operator above
+// autograd that takes the parameter and another distributed tensor redistributes that tensor, and its own result.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtensor/parallel_style.h"
+#include "dtensor/tensor/representation.h"
+
+namespace dtensor::internal {
+
+// The style of one module on one mesh dim, with the defaults of the module's type; and what its operators did.
+struct ModuleStyle {
+  std::string path;     // of the module: "layers.0.attn.wq"
+  ParallelStyle style;  // without a kind: none was given, and operators are only observed
+  int64_t mesh_dim = 0;
+  std::optional<Placement> input, output;      // dims may be negative
+  std::vector<ParameterPlacement> parameters;  // the module's own
+  bool is_table = false;                       // of an Embedding or EmbeddingBag
+
+  bool given() const { return !style.kind.empty(); }
+  // "ColwiseParallel of 'layers.0.attn.wq'"
+  std::string name() const { return style.kind + " of '" + path + "'"; }
+
+  struct Seen {
+    SpecPtr input, output;  // of the last call, with the style's layouts; null: none
+    int64_t calls = 0;      // of operators that followed the style
+    bool since_check = false;
+  };
+  Seen seen() const;
+  void record(const at::Tensor& in, const at::Tensor& out);
+  void begin_check();  // seen().since_check is false afterwards
+
+ private:
+  mutable std::mutex mutex_;
+  Seen seen_;
+};
+
+// The styles of a parameter: one, or one for each module that shares it.
+class AppliedStyle {
+ public:
+  explicit AppliedStyle(std::vector<std::shared_ptr<ModuleStyle>> modules) : modules_(std::move(modules)) {}
+  const std::vector<std::shared_ptr<ModuleStyle>>& modules() const { return modules_; }
+
+ private:
+  std::vector<std::shared_ptr<ModuleStyle>> modules_;
+};
+
+// Whether `t` belongs to a parameter of a module with a style. Cheap.
+inline bool has_style(const at::TensorBase& t) { return is_dtensor(t) && meta_without_sync(t).storage->style; }
+
+// One call of an operator that follows a style. Made before the call: redistributes the input among the arguments on
+// the stack. finish() after it: redistributes the first result there. Both do nothing if no style applies: no parameter
+// among the arguments or no other distributed tensor, an operator that writes, a view, or one that is elementwise on
+// tensors of one shape as in optimizers and averages; in backward; and during another such call.
+// Errors (ValueError): the input is on another mesh than the parameter; the input or the result lacks the dim that the
+// style shards.
+class StyledCall {
+ public:
+  StyledCall(const c10::OperatorHandle& op, bool is_view, torch::jit::Stack& stack);
+  ~StyledCall();
+  StyledCall(const StyledCall&) = delete;
+  StyledCall& operator=(const StyledCall&) = delete;
+  void finish(torch::jit::Stack& stack) const;
+
+ private:
+  at::Tensor moved(const at::Tensor& t, const std::optional<Placement>& to, const char* what) const;
+
+  const c10::OperatorHandle& op_;
+  std::vector<std::shared_ptr<ModuleStyle>> styles_;  // the first is followed, all are recorded; empty: none applies
+  at::Tensor input_;
+};
+
+}  // namespace dtensor::internal

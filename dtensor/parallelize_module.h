@@ -1,0 +1,58 @@
+// Parallel styles on a module: its parameters become distributed, and operators that compute with them take and give
+// the layouts of the style.
+//
+//   parallelize_module(*model, mesh,
+//                      {{"layers.*.attn.w[qkv]", ColwiseParallel()},
+//                       {"layers.*.attn.wo", RowwiseParallel({.output = Shard(1)})},
+//                       {"layers.*.norm", SequenceParallel()}},
+//                      {.mesh_dim = "tp"});
+//
+// C++ modules have no forward hooks, so the layouts of activations travel with the parameters: they apply to each
+// operator that the program calls with a parameter of the module and another distributed tensor, whoever calls it (the
+// module, a Sequential, torch::linear() with its weight), differentiable. The input is redistributed before, the result
+// after. Elementwise operators on tensors of one shape (optimizers, averages) and views are no such operators. A weight
+// that is computed from parameters (weight norm) does not have their style; a copy by clone() neither.
+//
+// Source: torch.distributed.tensor.parallel.parallelize_module.
+#pragma once
+
+#include <string>
+
+#include "dtensor/parallel_style.h"
+#include "mesh/device_mesh.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace dtensor {
+
+struct ParallelizeOptions {
+  std::string mesh_dim = "";  // the mesh dim that the styles are about; "": the only one
+};
+
+// Distributes `module` on `mesh` as distribute_module() does: parameters of matched modules as their styles say on the
+// mesh dim, all others replicated there. On the other mesh dims they are replicated, or stay as they are if they are on
+// this mesh already. Errors (ValueError): no mesh or no such dim; a pattern that matches no module (the text names the
+// nearest); two patterns that give one module different styles; a style that does not fit the type of the module, or a
+// module that has one already; tied parameters that get different layouts; those of distribute_module(). After an error
+// the module is unchanged.
+void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
+                        const ParallelizeOptions& options = {});
+
+// Error (ValueError): styles of the module that no operator followed since parallelize_module() or the last check, with
+// their paths. Call it after a step.
+void check_styles_ran(const torch::nn::Module& module);
+
+// A table with a line per module that has parameters: its style, or who else decided the layouts of its parameters
+// ("engine": nobody said anything, so they are replicated; "user": a program's own call); these layouts; the layouts in
+// which its last operator took the input and gave the output ("never ran": none did); how many operators followed.
+std::string explain_module(const torch::nn::Module& module);
+
+// The plan that gives a new model the layouts that `module` has on the mesh dim: the styles that were applied, and for
+// modules that a program distributed otherwise a ParameterStyle. Errors (ValueError): no mesh or no such dim; a
+// parameter on another mesh.
+ParallelPlan plan_of_module(const torch::nn::Module& module, const DeviceMesh& mesh,
+                            const ParallelizeOptions& options = {});
+
+}  // namespace dtensor

@@ -1,0 +1,369 @@
+// Parallel styles against the plain module: values, gradients and collectives.
+#include "dtensor/parallelize_module.h"
+
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <functional>
+
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
+#include "observe/comm_debug_mode.h"
+#include "tests/testing/catch_torch.h"
+#include "tests/testing/error_text.h"
+
+namespace dtensor {
+namespace {
+
+namespace nn = torch::nn;
+using torch::Tensor;
+
+std::vector<DeviceMesh> style_meshes() {
+  return {DeviceMesh(World::local(2), {2}, {"tp"}), DeviceMesh(World::local(4), {4}, {"tp"}),
+          DeviceMesh(World::local(4), {2, 2}, {"dp", "tp"})};
+}
+
+// Batches over dp, where there is one.
+Tensor batch_on(const DeviceMesh& mesh, const Tensor& x) {
+  Placements placements(mesh.ndim(), Replicate());
+  if (mesh.ndim() == 2) placements.front() = Shard(0);
+  Tensor batch = distribute_tensor(x, mesh, placements);
+  return x.is_floating_point() ? batch.requires_grad_() : batch;
+}
+
+using MakeModule = std::function<nn::AnyModule()>;
+
+template <typename M>
+MakeModule maker(M module) {
+  module->to(torch::kDouble);
+  return [module] { return nn::AnyModule(std::dynamic_pointer_cast<typename M::ContainedType>(module->clone())); };
+}
+
+// Output, gradients of the input and of all parameters as those of the plain module.
+void check_like_plain(const MakeModule& make, const ParallelStyle& style, const Tensor& x) {
+  nn::AnyModule plain = make();
+  const Tensor plain_x = x.is_floating_point() ? x.clone().requires_grad_() : x;
+  const Tensor expected = plain.forward(plain_x);
+  const Tensor factors = torch::rand_like(expected);
+  (expected * factors).sum().backward();
+  for (const DeviceMesh& mesh : style_meshes()) {
+    nn::AnyModule model = make();
+    INFO(style.to_string() << " on " << mesh.to_string());
+    parallelize_module(*model.ptr(), mesh, {{"", style}}, {.mesh_dim = "tp"});
+    const Tensor in = batch_on(mesh, x), out = model.forward(in);
+    CHECK(torch::allclose(full_tensor(out), expected));
+    (out * distribute_tensor(factors, mesh)).sum().backward();
+    if (in.requires_grad()) CHECK(torch::allclose(full_tensor(in.grad()), plain_x.grad()));
+    for (const auto& p : model.ptr()->named_parameters()) {
+      INFO(p.key());
+      CHECK(DTensor(p.value().grad()).placements() == DTensor(p.value()).placements());
+      CHECK(torch::allclose(full_tensor(p.value().grad()), plain.ptr()->named_parameters()[p.key()].grad()));
+    }
+    check_styles_ran(*model.ptr());
+  }
+}
+
+struct MlpImpl : nn::Module {
+  explicit MlpImpl(int64_t width = 6, int64_t hidden = 10)
+      : up(register_module("up", nn::Linear(width, hidden))),
+        down(register_module("down", nn::Linear(hidden, width))) {}
+  Tensor forward(const Tensor& x) { return down(torch::gelu(up(x))); }
+  nn::Linear up, down;
+};
+TORCH_MODULE(Mlp);
+
+// Root mean square, written by hand.
+struct HandNormImpl : nn::Module {
+  explicit HandNormImpl(int64_t width) : weight(register_parameter("weight", torch::ones({width}))) {}
+  Tensor forward(const Tensor& x) {
+    const Tensor rms = torch::rsqrt(x.pow(2).mean(-1, true) + 1e-6);
+    return x * rms * weight;
+  }
+  Tensor weight;
+};
+TORCH_MODULE(HandNorm);
+
+struct AttentionImpl : nn::Module {
+  AttentionImpl(int64_t width, int64_t heads)
+      : heads(heads),
+        wq(register_module("wq", nn::Linear(nn::LinearOptions(width, width).bias(false)))),
+        wk(register_module("wk", nn::Linear(nn::LinearOptions(width, width).bias(false)))),
+        wv(register_module("wv", nn::Linear(nn::LinearOptions(width, width).bias(false)))),
+        wo(register_module("wo", nn::Linear(nn::LinearOptions(width, width).bias(false)))) {}
+  Tensor forward(const Tensor& x) {
+    const auto split = [&](const Tensor& t) { return t.unflatten(-1, {heads, t.size(-1) / heads}).transpose(1, 2); };
+    const Tensor y = torch::scaled_dot_product_attention(split(wq(x)), split(wk(x)), split(wv(x)), {}, 0, true);
+    return wo(y.transpose(1, 2).flatten(2));
+  }
+  int64_t heads;
+  nn::Linear wq, wk, wv, wo;
+};
+TORCH_MODULE(Attention);
+
+struct BlockImpl : nn::Module {
+  explicit BlockImpl(int64_t width)
+      : attn_norm(register_module("attn_norm", HandNorm(width))),
+        attn(register_module("attn", Attention(width, 4))),
+        mlp_norm(register_module("mlp_norm", nn::LayerNorm(nn::LayerNormOptions({width})))),
+        mlp(register_module("mlp", Mlp(width, 12))) {}
+  Tensor forward(const Tensor& x) {
+    const Tensor y = x + attn(attn_norm(x));
+    return y + mlp(mlp_norm(y));
+  }
+  HandNorm attn_norm;
+  Attention attn;
+  nn::LayerNorm mlp_norm;
+  Mlp mlp;
+};
+TORCH_MODULE(Block);
+
+struct LanguageModelImpl : nn::Module {
+  LanguageModelImpl(int64_t words, int64_t width)
+      : embed(register_module("embed", nn::Embedding(words, width))),
+        layers(register_module("layers", nn::Sequential(Block(width), Block(width)))),
+        norm(register_module("norm", HandNorm(width))),
+        head(register_module("head", nn::Linear(nn::LinearOptions(width, words).bias(false)))) {}
+  Tensor forward(const Tensor& ids) { return head(norm(layers->forward(embed(ids)))); }
+  nn::Embedding embed;
+  nn::Sequential layers;
+  HandNorm norm;
+  nn::Linear head;
+};
+TORCH_MODULE(LanguageModel);
+
+ParallelPlan sequence_parallel_plan() {
+  return {{"embed", RowwiseParallel({.output = Shard(1)})},
+          {"*norm", SequenceParallel()},
+          {"layers.*.attn.w[qkv]", ColwiseParallel()},
+          {"layers.*.attn.wo", RowwiseParallel({.output = Shard(1)})},
+          {"*.mlp.up", ColwiseParallel()},
+          {"*.mlp.down", RowwiseParallel({.output = Shard(1)})},
+          {"head", ColwiseParallel()}};
+}
+
+using Counts = std::map<std::string, int64_t>;
+
+Counts counts_of(const CommDebugMode& comm) {
+  Counts counts;
+  for (const auto& [name, n] : comm.counts()) counts[std::string(name)] = n;
+  return counts;
+}
+
+}  // namespace
+
+TEST_CASE("parallel styles: column-wise, row-wise and sequence-parallel Linear compute what the plain one does") {
+  torch::manual_seed(0);
+  const Tensor x = torch::randn({6, 5, 7}, torch::kDouble);
+  for (const bool bias : {true, false}) {
+    const MakeModule make = maker(nn::Linear(nn::LinearOptions(7, 9).bias(bias)));
+    check_like_plain(make, ColwiseParallel(), x);
+    check_like_plain(make, ColwiseParallel({.output = Replicate()}), x);
+    check_like_plain(make, ColwiseParallel({.input = Shard(1), .output = Shard(-2)}), x);
+    check_like_plain(make, RowwiseParallel(), x);
+    check_like_plain(make, RowwiseParallel({.output = Shard(1)}), x);
+    check_like_plain(make, SequenceParallel(), x);
+  }
+}
+
+TEST_CASE("parallel styles: sharded tables look up what whole ones do") {
+  torch::manual_seed(0);
+  const MakeModule table = maker(nn::Embedding(11, 5)), bag = maker(nn::EmbeddingBag(11, 5));
+  const Tensor ids = torch::randint(11, {4, 7});
+  for (const MakeModule& make : {table, bag}) {
+    check_like_plain(make, ColwiseParallel(), ids);
+    check_like_plain(make, RowwiseParallel(), ids);
+    check_like_plain(make, RowwiseParallel({.output = Shard(-1)}), ids);
+  }
+}
+
+TEST_CASE("parallel styles: convolutions sharded by output or input channels compute what the plain ones do") {
+  torch::manual_seed(0);
+  const auto check = [](const MakeModule& make, const Tensor& x) {
+    check_like_plain(make, ColwiseParallel(), x);
+    check_like_plain(make, RowwiseParallel(), x);
+  };
+  check(maker(nn::Conv1d(nn::Conv1dOptions(3, 5, 2))), torch::randn({2, 3, 6}, torch::kDouble));
+  check(maker(nn::Conv2d(nn::Conv2dOptions(3, 5, 2))), torch::randn({2, 3, 6, 4}, torch::kDouble));
+  check(maker(nn::Conv3d(nn::Conv3dOptions(3, 5, 2))), torch::randn({2, 3, 4, 4, 3}, torch::kDouble));
+  check(maker(nn::ConvTranspose1d(nn::ConvTranspose1dOptions(3, 5, 2))), torch::randn({2, 3, 6}, torch::kDouble));
+  check(maker(nn::ConvTranspose2d(nn::ConvTranspose2dOptions(3, 5, 2))), torch::randn({2, 3, 6, 4}, torch::kDouble));
+  check(maker(nn::ConvTranspose3d(nn::ConvTranspose3dOptions(3, 5, 2))), torch::randn({2, 3, 4, 4, 3}, torch::kDouble));
+}
+
+TEST_CASE("parallel styles: modules of other types take and give the layouts that are asked for") {
+  torch::manual_seed(0);
+  const Tensor x = torch::randn({4, 5, 6}, torch::kDouble);
+  check_like_plain(maker(nn::LayerNorm(nn::LayerNormOptions({6}))), SequenceParallel(), x);
+  check_like_plain(maker(nn::GroupNorm(nn::GroupNormOptions(1, 5))), SequenceParallel({.input = Shard(-1)}), x);
+  check_like_plain(maker(nn::PReLU(nn::PReLUOptions().num_parameters(5))), PrepareInput({.input = Shard(2)}), x);
+  check_like_plain(maker(nn::LayerNorm(nn::LayerNormOptions({6}))), PrepareOutput({.output = Shard(2)}), x);
+  check_like_plain(maker(nn::LayerNorm(nn::LayerNormOptions({6}))),
+                   ParameterStyle({{"weight", Shard(0)}}, {.input = Replicate(), .output = Shard(1)}), x);
+}
+
+TEST_CASE("parallel styles: input and output have the layouts of the style, on the style's mesh dim alone") {
+  const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
+  nn::Linear up(6, 10), down(10, 6);
+  parallelize_module(*up, mesh, {{"", ColwiseParallel()}}, {.mesh_dim = "tp"});
+  parallelize_module(*down, mesh, {{"", RowwiseParallel({.output = Shard(-2)})}}, {.mesh_dim = "tp"});
+  CHECK(DTensor(up->weight).placements() == Placements{Replicate(), Shard(0)});
+  CHECK(DTensor(up->bias).placements() == Placements{Replicate(), Shard(0)});
+  CHECK(DTensor(down->weight).placements() == Placements{Replicate(), Shard(1)});
+  CHECK(DTensor(down->bias).placements() == Placements{Replicate(), Replicate()});
+  const Tensor x = distribute_tensor(torch::randn({4, 5, 6}), mesh, {Shard(0), Shard(1)});
+  const Tensor y = up(x), z = down(y);
+  CHECK(DTensor(y).placements() == Placements{Shard(0), Shard(2)});
+  CHECK(DTensor(z).placements() == Placements{Shard(0), Shard(1)});
+}
+
+TEST_CASE("parallel styles: a column-wise and a row-wise Linear take one all_reduce forward and one backward") {
+  const DeviceMesh mesh(World::local(4), {4}, {"tp"});
+  Mlp mlp(8, 16);
+  parallelize_module(*mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+  const Tensor x = distribute_tensor(torch::randn({4, 6, 8}), mesh).requires_grad_();
+  CommDebugMode comm;
+  const Tensor y = mlp(x);
+  CHECK(counts_of(comm) == Counts{{"all_reduce", 1}});
+  CHECK_THAT(comm.to_string(), Catch::Contains("RowwiseParallel output"));
+  comm.reset();
+  y.backward(torch::ones_like(y));
+  CHECK(counts_of(comm) == Counts{{"all_reduce", 1}});
+}
+
+TEST_CASE("parallel styles: attention by heads takes one all_reduce forward and one backward") {
+  const DeviceMesh mesh(World::local(4), {4}, {"tp"});
+  Attention attention(8, 4);
+  parallelize_module(*attention, mesh, {{"w[qkv]", ColwiseParallel()}, {"wo", RowwiseParallel()}});
+  const Tensor x = distribute_tensor(torch::randn({4, 6, 8}), mesh).requires_grad_();
+  CommDebugMode comm;
+  const Tensor y = attention(x);
+  CHECK(counts_of(comm) == Counts{{"all_reduce", 1}});
+  comm.reset();
+  y.backward(torch::ones_like(y));
+  CHECK(counts_of(comm) == Counts{{"all_reduce", 1}});
+}
+
+TEST_CASE("parallel styles: a sequence-parallel MLP takes all_gather and reduce_scatter, each way") {
+  const DeviceMesh mesh(World::local(4), {4}, {"tp"});
+  Mlp mlp(8, 16);
+  parallelize_module(*mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel({.output = Shard(1)})}});
+  const Tensor x = distribute_tensor(torch::randn({4, 8, 8}), mesh, {Shard(1)}).requires_grad_();
+  CommDebugMode comm;
+  const Tensor y = mlp(x);
+  CHECK(counts_of(comm) == Counts{{"all_gather", 1}, {"reduce_scatter", 1}});
+  comm.reset();
+  const Tensor factors = distribute_tensor(torch::randn({4, 8, 8}), mesh, {Shard(1)});
+  y.backward(factors);
+  std::cout << comm.to_string();
+  CHECK(DTensor(x.grad()).placements() == Placements{Shard(1)});
+  CHECK(counts_of(comm)["reduce_scatter"] == 1);
+}
+
+TEST_CASE("parallel styles: apply in a Sequential, in typed members, and in functions that get the weight") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  nn::Sequential model(nn::Linear(4, 6), nn::ReLU(), nn::Linear(6, 4));
+  const Tensor x = torch::randn({3, 4});
+  const Tensor expected = model->forward(x);
+  parallelize_module(*model, mesh, {{"0", ColwiseParallel()}, {"2", RowwiseParallel({.output = Shard(0)})}});
+  const Tensor in = distribute_tensor(x, mesh, {Shard(0)});
+  const Tensor y = model->forward(in);
+  CHECK(torch::allclose(full_tensor(y), expected, 1e-4, 1e-6));
+  CHECK(DTensor(y).placements() == Placements{Shard(0)});
+
+  Mlp mlp(4, 6);
+  const Tensor through_plain = torch::linear(x, mlp->up->weight);
+  parallelize_module(*mlp, mesh, {{"up", ColwiseParallel({.output = Shard(0)})}});
+  const std::vector<Tensor> results{torch::linear(in, mlp->up->weight), in.matmul(mlp->up->weight.t()),
+                                    in.mm(mlp->up->weight.t()), torch::einsum("ni,oi->no", {in, mlp->up->weight})};
+  for (const Tensor& result : results) {
+    CHECK(DTensor(result).placements() == Placements{Shard(0)});
+    CHECK(torch::allclose(full_tensor(result), through_plain, 1e-4, 1e-6));
+  }
+}
+
+TEST_CASE("parallel styles: a table tied to the head follows its own style in lookups") {
+  torch::manual_seed(0);
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  const Tensor ids = torch::randint(9, {4, 5});
+  const auto tied = [] {
+    LanguageModel model(9, 8);
+    model->head->weight.set_data(model->embed->weight.detach());
+    model->to(torch::kDouble);
+    model->head->weight.set_data(model->embed->weight.detach());
+    return model;
+  };
+  LanguageModel plain = tied(), model = tied();
+  {
+    torch::NoGradGuard no_grad;
+    for (const auto& p : model->named_parameters()) p.value().copy_(plain->named_parameters()[p.key()]);
+  }
+  parallelize_module(*model, mesh, {{"embed", RowwiseParallel({.output = Shard(1)})}, {"head", ColwiseParallel()}});
+  const Tensor expected = plain(ids), y = model(distribute_tensor(ids, mesh));
+  CHECK(torch::allclose(full_tensor(y), expected));
+  CHECK(DTensor(y).placements() == Placements{Shard(2)});
+  CHECK_NOTHROW(check_styles_ran(*model));
+  expected.sum().backward();
+  y.sum().backward();
+  CHECK(torch::allclose(full_tensor(model->head->weight.grad()), plain->head->weight.grad()));
+  CHECK(torch::allclose(full_tensor(model->embed->weight.grad()), plain->embed->weight.grad()));
+}
+
+TEST_CASE("parallel styles: a norm written by hand keeps the sequence sharded") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  HandNorm norm(6);
+  parallelize_module(*norm, mesh, {{"", SequenceParallel()}});
+  const Tensor x = torch::randn({3, 5, 6});
+  CommDebugMode comm;
+  const Tensor y = norm(distribute_tensor(x, mesh, {Shard(1)}));
+  CHECK(DTensor(y).placements() == Placements{Shard(1)});
+  CHECK(comm.total() == 0);
+  CHECK(DTensor(norm(distribute_tensor(x, mesh))).placements() == Placements{Shard(1)});
+  CHECK(torch::allclose(full_tensor(y), HandNorm(6)->forward(x)));
+}
+
+TEST_CASE("parallel styles: optimizers, averages and views do not follow a style") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  nn::Linear linear(4, 4);
+  parallelize_module(*linear, mesh, {{"", ColwiseParallel()}});
+  torch::NoGradGuard no_grad;
+  const Tensor other = distribute_tensor(torch::randn({4, 4}), mesh);
+  CommDebugMode comm;
+  const Tensor average = linear->weight * 0.9 + other * 0.1, view = linear->weight.expand_as(other);
+  linear->weight.add_(other);
+  CHECK(comm.total() == 0);
+  CHECK_THROWS_WITH(check_styles_ran(*linear), Catch::Contains("no operator followed"));
+}
+
+TEST_CASE("parallel styles: two blocks train as on one device, sequence-parallel") {
+  for (const DeviceMesh& mesh : style_meshes()) {
+    torch::manual_seed(0);
+    LanguageModel plain(11, 8);
+    plain->to(torch::kDouble);
+    LanguageModel model(11, 8);
+    model->to(torch::kDouble);
+    {
+      torch::NoGradGuard no_grad;
+      for (const auto& p : model->named_parameters()) p.value().copy_(plain->named_parameters()[p.key()]);
+    }
+    parallelize_module(*model, mesh, sequence_parallel_plan(), {.mesh_dim = "tp"});
+    torch::optim::AdamW plain_optimizer(plain->parameters(), 1e-2), optimizer(model->parameters(), 1e-2);
+    const Tensor ids = torch::randint(11, {4, 6}), targets = torch::randint(11, {24});
+    for (int step = 0; step < 3; ++step) {
+      plain_optimizer.zero_grad();
+      const Tensor expected = nn::functional::cross_entropy(plain(ids).flatten(0, 1), targets);
+      expected.backward();
+      plain_optimizer.step();
+      MeshScope scope(mesh);
+      optimizer.zero_grad();
+      const Tensor logits = model(batch_on(mesh, ids));
+      const Tensor loss = nn::functional::cross_entropy(logits.flatten(0, 1), batch_on(mesh, targets));
+      loss.backward();
+      optimizer.step();
+      CHECK(std::abs(loss.item<double>() - expected.item<double>()) < 1e-10);
+      check_styles_ran(*model);
+    }
+  }
+}
+
+}  // namespace dtensor
