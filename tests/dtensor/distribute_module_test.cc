@@ -120,6 +120,26 @@ TEST_CASE("distribute module: tied parameters stay tied") {
   }
 }
 
+TEST_CASE("distribute module: a partition function that distributes nothing is an error, and the module stays plain") {
+  Net net;
+  int calls = 0;
+  CHECK_THROWS_WITH(distribute_module(*net, mesh(),
+                                      [&](const std::string& name, nn::Module& m, const DeviceMesh& mesh) {
+                                        ++calls;
+                                        if (name == "upp") shard_parameter(m, "weight", mesh, {Shard(0), Replicate()});
+                                      }),
+                    Catch::Contains("partition_fn sharded no parameter") && Catch::Contains("\"\", \"up\", \"down\"") &&
+                        Catch::Contains("pass no partition_fn"));
+  CHECK(calls == 3);
+  for (const auto& p : net->parameters()) CHECK_FALSE(is_dtensor(p));
+  CHECK_NOTHROW(distribute_module(*net, mesh(), [](const std::string& name, nn::Module& m, const DeviceMesh& mesh) {
+    if (name == "up") shard_parameter(m, "bias", mesh, kWhole);
+  }));
+  nn::ReLU none;
+  CHECK_NOTHROW(distribute_module(*none, mesh(), [](const std::string&, nn::Module&, const DeviceMesh&) {}));
+  CHECK_NOTHROW(distribute_module(*nn::Linear(2, 2), mesh(), nullptr));
+}
+
 TEST_CASE("distribute module: errors") {
   Net net;
   CHECK_THROWS_WITH(distribute_module(*net, DeviceMesh()), Catch::Contains("no mesh"));

@@ -266,17 +266,32 @@ TEST_CASE("parallel plan: explain_module lists layouts and who decided them") {
   model->forward(x);
   model->layers->forward(x);
   CHECK(explain_module(*model) ==
-        "module         decided by       parameters             input         output        operators\n"
-        "layers.0.norm  engine           weight R, bias R       R (engine)    R (engine)    2\n"
-        "layers.0.wq    ColwiseParallel  weight S(0), bias S(0)  R (style)  S(2) (style)  2\n");
+        "module         decided by       parameters              input         output        operators\n"
+        "layers.0.norm  engine           weight R, bias R        R (engine)    R (engine)    4\n"
+        "layers.0.wq    ColwiseParallel  weight S(0), bias S(0)  R (style)     S(2) (style)  2\n"
+        "layers.0.wk    engine           weight R, bias R        R (engine)    R (engine)    2\n"
+        "layers.0.wo    RowwiseParallel  weight S(1), bias R     S(2) (style)  R (style)     2\n"
+        "layers.1.norm  engine           weight R, bias R        R (engine)    R (engine)    4\n"
+        "layers.1.wq    engine           weight R, bias R        R (engine)    R (engine)    2\n"
+        "layers.1.wk    engine           weight R, bias R        R (engine)    R (engine)    2\n"
+        "layers.1.wo    engine           weight R, bias R        R (engine)    R (engine)    2\n"
+        "head           engine           weight R                R (engine)    R (engine)    1\n");
+
+  nn::Linear by_hand(4, 6), plain(4, 6);
+  distribute_module(*by_hand, tp_mesh(), [](const std::string&, nn::Module& m, const DeviceMesh& mesh) {
+    shard_parameter(m, "weight", mesh, {Shard(1)});
+  });
+  CHECK_THAT(explain_module(*by_hand), Catch::Contains("(itself)  user        weight S(1), bias R  -      -       -"));
+  CHECK_THAT(explain_module(*plain), Catch::Contains("weight plain, bias plain"));
 }
 
 TEST_CASE("parallel plan: an input on another mesh, or without the dim of the style, is an error") {
   nn::Linear linear(4, 6);
-  parallelize_module(*linear, grid_mesh(), {{"", ColwiseParallel({.output = Shard(2)})}}, {.mesh_dim = "tp"});
+  nn::Sequential model({{"fc", linear}});
+  parallelize_module(*model, grid_mesh(), {{"fc", ColwiseParallel({.output = Shard(2)})}}, {.mesh_dim = "tp"});
   const Tensor flat = distribute_tensor(torch::ones({2, 4}), grid_mesh());
   CHECK_THAT(error_text([&] { linear(flat); }),
-             Catch::Contains("[ColwiseParallel of ''] the output of aten::linear has the shape [2, 6]") &&
+             Catch::Contains("[ColwiseParallel of 'fc'] the output of aten::addmm has the shape [2, 6]") &&
                  Catch::Contains("cannot be S(2)"));
   const DeviceMesh other(grid_mesh().world(), {4}, {"tp"});
   const Tensor elsewhere = distribute_tensor(torch::ones({2, 3, 4}), other);

@@ -252,12 +252,12 @@ TEST_CASE("parallel styles: a sequence-parallel MLP takes all_gather and reduce_
   CommDebugMode comm;
   const Tensor y = mlp(x);
   CHECK(counts_of(comm) == Counts{{"all_gather", 1}, {"reduce_scatter", 1}});
-  comm.reset();
   const Tensor factors = distribute_tensor(torch::randn({4, 8, 8}), mesh, {Shard(1)});
+  comm.reset();
   y.backward(factors);
-  std::cout << comm.to_string();
   CHECK(DTensor(x.grad()).placements() == Placements{Shard(1)});
-  CHECK(counts_of(comm)["reduce_scatter"] == 1);
+  // The bias after the sum is replicated: each rank has the gradient of its part of the sequence.
+  CHECK(counts_of(comm) == Counts{{"all_gather", 1}, {"reduce_scatter", 1}, {"all_reduce", 1}});
 }
 
 TEST_CASE("parallel styles: apply in a Sequential, in typed members, and in functions that get the weight") {
@@ -313,9 +313,9 @@ TEST_CASE("parallel styles: a norm written by hand keeps the sequence sharded") 
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   HandNorm norm(6);
   parallelize_module(*norm, mesh, {{"", SequenceParallel()}});
-  const Tensor x = torch::randn({3, 5, 6});
+  const Tensor x = torch::randn({3, 5, 6}), in = distribute_tensor(x, mesh, {Shard(1)});
   CommDebugMode comm;
-  const Tensor y = norm(distribute_tensor(x, mesh, {Shard(1)}));
+  const Tensor y = norm(in);
   CHECK(DTensor(y).placements() == Placements{Shard(1)});
   CHECK(comm.total() == 0);
   CHECK(DTensor(norm(distribute_tensor(x, mesh))).placements() == Placements{Shard(1)});
