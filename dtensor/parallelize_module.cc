@@ -22,7 +22,7 @@ using namespace internal;
 
 namespace {
 
-// A module that is parallelized, with the plan's entry that matches it, or null.
+// A path of a module, which may have several, and the plan's entry that matches one of them, or null.
 struct PlannedModule {
   std::string path;
   torch::nn::Module* module = nullptr;
@@ -42,24 +42,29 @@ std::vector<PlannedModule> modules_of(torch::nn::Module& module) {
   std::vector<PlannedModule> modules;
   module.apply(
       [&](const std::string& path, torch::nn::Module& m) {
-        const auto is_m = [&](const PlannedModule& p) { return p.module == &m; };
-        if (std::none_of(modules.begin(), modules.end(), is_m)) modules.push_back({path, &m, nullptr, {}});
+        modules.push_back({path, &m, nullptr, {}});
       },
       std::string());
   return modules;
 }
 
+void give_style(const ParallelPlan::Entry& entry, PlannedModule& m) {
+  TORCH_CHECK_VALUE(m.entry == nullptr || m.entry->style == entry.style, "[parallelize_module] '", m.path,
+                    "' matches two patterns with different styles: '", m.entry->pattern, "', ",
+                    m.entry->style.to_string(), ", and '", entry.pattern, "', ", entry.style.to_string());
+  m.entry = &entry;
+}
+
 void match(const ParallelPlan::Entry& entry, std::vector<PlannedModule>& modules) {
   bool matched = false;
   std::vector<std::string> paths;
-  for (PlannedModule& m : modules) {
+  for (const PlannedModule& m : modules) {
     paths.push_back(m.path);
     if (!pattern_matches(entry.pattern, m.path)) continue;
     matched = true;
-    TORCH_CHECK_VALUE(m.entry == nullptr || m.entry->style == entry.style, "[parallelize_module] '", m.path,
-                      "' matches two patterns with different styles: '", m.entry->pattern, "', ",
-                      m.entry->style.to_string(), ", and '", entry.pattern, "', ", entry.style.to_string());
-    m.entry = &entry;
+    for (PlannedModule& same : modules) {
+      if (same.module == m.module) give_style(entry, same);
+    }
   }
   if (matched) return;
   const std::vector<std::string> nearest = nearest_paths(entry.pattern, paths, 3);
@@ -137,7 +142,7 @@ std::shared_ptr<ModuleStyle> applied_to(const PlannedModule& m, int64_t mesh_dim
 }
 
 void apply_style(const PlannedModule& m, int64_t mesh_dim) {
-  const auto former = present_style(*m.module, m.path);
+  const auto former = present_style(*m.module, m.path);  // it only observed, or is that of another path of the module
   if (m.entry == nullptr && former) return;
   const auto style = applied_to(m, mesh_dim);
   for (const at::Tensor& t : m.module->parameters(/*recurse=*/false)) {
@@ -193,7 +198,6 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   distribute_rest_of_module(module, mesh, [&](const std::string& path, torch::nn::Module& m, const DeviceMesh&) {
     const auto is_m = [&](const PlannedModule& p) { return p.module == &m && p.path == path; };
     const auto planned = std::find_if(modules.begin(), modules.end(), is_m);
-    if (planned == modules.end()) return;  // a module that has two paths
     for (const ParameterPlacement& p : planned->style.parameters) {
       shard_parameter_over(m, p.name, mesh, mesh_dim, p.placement);
     }

@@ -8,10 +8,10 @@
 //                      {.mesh_dim = "tp"});
 //
 // C++ modules have no forward hooks, so the layouts of activations travel with the parameters: they apply to each
-// operator that the program calls with a parameter of the module and another distributed tensor, whoever calls it (the
-// module, a Sequential, torch::linear() with its weight), differentiable. The input is redistributed before, the result
+// operator that the program calls with a parameter of the module and another distributed tensor, be it in the module,
+// in a Sequential, or in torch::linear() with its weight. Differentiable: the input is redistributed before, the result
 // after. Elementwise operators on tensors of one shape (optimizers, averages) and views are no such operators. A weight
-// that is computed from parameters (weight norm) does not have their style; a copy by clone() neither.
+// that is computed from parameters (weight norm) does not have their style, nor does a copy by clone().
 //
 // Source: torch.distributed.tensor.parallel.parallelize_module.
 #pragma once
@@ -44,9 +44,10 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
 // their paths. Call it after a step.
 void check_styles_ran(const torch::nn::Module& module);
 
-// A table with a line per module that has parameters: its style, or who else decided the layouts of its parameters
-// ("engine": nobody said anything, so they are replicated; "user": a program's own call); these layouts; the layouts in
-// which its last operator took the input and gave the output ("never ran": none did); how many operators followed.
+// A table with a line per module that has parameters: its style, or what decided the layouts of its parameters without
+// one ("user": the program, by shard_parameter() or otherwise; "engine": they are replicated, as nothing was said);
+// these layouts; the layouts in which its last operator took the input and gave the output, and whether the style
+// decided them; the number of these operators ("never ran": 0).
 std::string explain_module(const torch::nn::Module& module);
 
 // The plan that gives a new model the layouts that `module` has on the mesh dim: the styles that were applied, and for

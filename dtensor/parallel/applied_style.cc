@@ -147,12 +147,11 @@ void ModuleStyle::begin_check() {
 }
 
 StyledCall::StyledCall(const c10::OperatorHandle& op, bool is_view, torch::jit::Stack& stack) : op_(op) {
+  if (!is_programs_call()) return;
   const size_t count = op.schema().arguments().size();
   const std::span<c10::IValue> args(stack.data() + stack.size() - count, count);
   ModuleStyles styles = styles_of_call(op.schema().name(), torch::jit::last(stack, count));
-  if (styles.empty() || !is_programs_call() || !computes(op, is_view) ||
-      updates_one_shape(op, torch::jit::last(stack, count)))
-    return;
+  if (styles.empty() || !computes(op, is_view) || updates_one_shape(op, torch::jit::last(stack, count))) return;
   const ModuleStyle* const style = styles.front().get();
   at::Tensor parameter;
   for_each_dtensor(torch::jit::last(stack, count), [&](const at::Tensor& t) {
@@ -161,11 +160,14 @@ StyledCall::StyledCall(const c10::OperatorHandle& op, bool is_view, torch::jit::
     if (!own && t.dim() > 0 && !input_.defined()) input_ = t;
   });
   if (!input_.defined()) return;
-  styles_ = std::move(styles);
   const DeviceMesh &theirs = spec_of(input_)->mesh(), &ours = spec_of(parameter)->mesh();
-  TORCH_CHECK_VALUE(theirs == ours || !style->given(), "[", style->name(), "] the input of ", op.schema().name(), ", ",
+  TORCH_CHECK_VALUE(!style->given() || style->mesh_dim < ours.ndim(), "[", style->name(), "] the parameters went to ",
+                    ours.to_string(),
+                    ", which lacks the mesh dim of the style: call parallelize_module() on that mesh");
+  TORCH_CHECK_VALUE(!style->given() || theirs == ours, "[", style->name(), "] the input of ", op.schema().name(), ", ",
                     spec_of(input_)->to_string(), ", is on another mesh than the parameters, ", ours.to_string(),
                     ": redistribute(input, mesh, placements) first");
+  styles_ = std::move(styles);
   const at::Tensor given = input_;
   input_ = moved(given, style->input, "input");
   if (!input_.is_same(given)) replace_tensor(args, given, input_);

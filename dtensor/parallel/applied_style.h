@@ -32,7 +32,7 @@ struct ModuleStyle {
 
   bool given() const { return !style.kind.empty(); }
   // "ColwiseParallel of 'layers.0.attn.wq'"
-  std::string name() const { return style.kind + " of '" + path + "'"; }
+  std::string name() const { return style.kind + " of " + (path.empty() ? "the module" : "'" + path + "'"); }
 
   struct Seen {
     SpecPtr input, output;  // of the last call, with the style's layouts; null: none
@@ -65,8 +65,8 @@ inline bool has_style(const at::TensorBase& t) { return is_dtensor(t) && meta_wi
 // the stack. finish() after it: redistributes the first result there. Both do nothing if no style applies: no parameter
 // among the arguments or no other distributed tensor, an operator that writes, a view, or one that is elementwise on
 // tensors of one shape as in optimizers and averages; in backward; and during another such call.
-// Errors (ValueError): the input is on another mesh than the parameter; the input or the result lacks the dim that the
-// style shards.
+// Errors (ValueError): input and parameter are on several meshes; the input or the result lacks the dim that the style
+// shards.
 class StyledCall {
  public:
   StyledCall(const c10::OperatorHandle& op, bool is_view, torch::jit::Stack& stack);

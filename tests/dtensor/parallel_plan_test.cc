@@ -160,6 +160,20 @@ TEST_CASE("parallel plan: tied parameters with different layouts are an error") 
              Catch::Contains("'layers.0.wq'") && !Catch::Contains("'head'"));
 }
 
+TEST_CASE("parallel plan: a module with two paths is matched by either, and gets one style") {
+  nn::Linear shared(4, 4);
+  nn::Sequential model({{"a", shared}, {"b", shared}});
+  CHECK_THAT(error_text([&] {
+               parallelize_module(*model, tp_mesh(), {{"a", ColwiseParallel()}, {"b", RowwiseParallel()}});
+             }),
+             Catch::Contains("two patterns with different styles: 'a', ColwiseParallel, and 'b', RowwiseParallel"));
+  parallelize_module(*model, tp_mesh(), {{"b", ColwiseParallel()}});
+  CHECK(DTensor(shared->weight).placements() == Placements{Shard(0)});
+  CHECK(DTensor(model->forward(distribute_tensor(torch::ones({2, 4}), tp_mesh()))).placements() ==
+        Placements{Shard(1)});
+  CHECK_NOTHROW(check_styles_ran(*model));
+}
+
 TEST_CASE("parallel plan: a parameter that is distributed over dp keeps that, and gets the style's layout over tp") {
   Model model;
   distribute_module(*model, grid_mesh(), [](const std::string&, nn::Module& m, const DeviceMesh& mesh) {

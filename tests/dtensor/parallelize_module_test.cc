@@ -335,6 +335,39 @@ TEST_CASE("parallel styles: optimizers, averages and views do not follow a style
   CHECK_THROWS_WITH(check_styles_ran(*linear), Catch::Contains("no operator followed"));
 }
 
+TEST_CASE("parallel styles: a recurrent network takes and gives the layouts that are asked for") {
+  torch::manual_seed(0);
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  const auto options = nn::LSTMOptions(3, 4).batch_first(true);
+  nn::LSTM plain(options), model(options);
+  {
+    torch::NoGradGuard no_grad;
+    for (const auto& p : model->named_parameters()) p.value().copy_(plain->named_parameters()[p.key()]);
+  }
+  parallelize_module(*model, mesh, {{"", PrepareOutput({.input = Shard(0), .output = Replicate()})}});
+  const Tensor x = torch::randn({4, 5, 3});
+  const Tensor y = std::get<0>(model(distribute_tensor(x, mesh)));
+  CHECK(DTensor(y).placements() == Placements{Replicate()});
+  CHECK(torch::allclose(full_tensor(y), std::get<0>(plain(x)), 1e-4, 1e-6));
+  CHECK_THAT(explain_module(*model), Catch::Contains("S(0) (style)") && Catch::Contains("R (style)"));
+}
+
+TEST_CASE("parallel styles: apply in inference mode, and in no backward") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  Mlp mlp(4, 6);
+  nn::Embedding table(5, 4);
+  parallelize_module(*mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel({.output = Shard(0)})}});
+  parallelize_module(*table, mesh, {{"", RowwiseParallel({.output = Shard(0)})}});
+  const Tensor ids = distribute_tensor(torch::tensor({0, 3, 1, 4}), mesh);
+  mlp(table(ids)).sum().backward();
+  CHECK_THAT(explain_module(*mlp), Catch::Matches("(.|\n)*up .* 1\n(.|\n)*down .* 1\n"));
+  const c10::InferenceMode inference;
+  const Tensor rows = table(ids);
+  CHECK(DTensor(rows).placements() == Placements{Shard(0)});
+  CHECK(DTensor(mlp(rows)).placements() == Placements{Shard(0)});
+  CHECK_THAT(explain_module(*mlp), Catch::Matches("(.|\n)*up .* 2\n(.|\n)*down .* 2\n"));
+}
+
 TEST_CASE("parallel styles: two blocks train as on one device, sequence-parallel") {
   for (const DeviceMesh& mesh : style_meshes()) {
     torch::manual_seed(0);

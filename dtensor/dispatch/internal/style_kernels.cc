@@ -13,6 +13,7 @@
 #include <array>
 #include <vector>
 
+#include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch_key.h"
@@ -32,13 +33,14 @@ void run_with_style(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 bool is_styled(const at::Tensor& t) { return has_style(t); }
 bool is_styled(const at::Scalar&) { return false; }
 
-// Without a stack unless a parameter has a style: for frequent operators.
+// Without a stack where no style can apply: for frequent operators.
 template <typename Op, typename Schema = typename Op::schema>
 struct KernelWithStyle;
 template <typename Op, typename... Args>
 struct KernelWithStyle<Op, at::Tensor(Args...)> {
   static at::Tensor call(c10::DispatchKeySet keys, Args... args) {
-    if (!(is_styled(args) || ...)) return Op::redispatch(keys & kBelowThatKey, args...);
+    if (!(is_styled(args) || ...) || CompositeOpScope::current() != nullptr || in_backward())
+      return Op::redispatch(keys & kBelowThatKey, args...);
     static const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
     torch::jit::Stack stack;
     torch::jit::push(stack, args...);
