@@ -2,7 +2,6 @@
 #include "dtensor/parallelize_module.h"
 
 #include <torch/nn.h>
-#include <torch/optim.h>
 
 #include <functional>
 
@@ -10,6 +9,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "observe/comm_debug_mode.h"
+#include "tests/dtensor/parallel_models.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
 
@@ -17,6 +17,7 @@ namespace dtensor {
 namespace {
 
 namespace nn = torch::nn;
+using testing::Mlp;
 using torch::Tensor;
 
 std::vector<DeviceMesh> style_meshes() {
@@ -62,84 +63,6 @@ void check_like_plain(const MakeModule& make, const ParallelStyle& style, const 
     }
     check_styles_ran(*model.ptr());
   }
-}
-
-struct MlpImpl : nn::Module {
-  explicit MlpImpl(int64_t width = 6, int64_t hidden = 10)
-      : up(register_module("up", nn::Linear(width, hidden))),
-        down(register_module("down", nn::Linear(hidden, width))) {}
-  Tensor forward(const Tensor& x) { return down(torch::gelu(up(x))); }
-  nn::Linear up, down;
-};
-TORCH_MODULE(Mlp);
-
-// Root mean square, written by hand.
-struct HandNormImpl : nn::Module {
-  explicit HandNormImpl(int64_t width) : weight(register_parameter("weight", torch::ones({width}))) {}
-  Tensor forward(const Tensor& x) {
-    const Tensor rms = torch::rsqrt(x.pow(2).mean(-1, true) + 1e-6);
-    return x * rms * weight;
-  }
-  Tensor weight;
-};
-TORCH_MODULE(HandNorm);
-
-struct AttentionImpl : nn::Module {
-  AttentionImpl(int64_t width, int64_t heads)
-      : heads(heads),
-        wq(register_module("wq", nn::Linear(nn::LinearOptions(width, width).bias(false)))),
-        wk(register_module("wk", nn::Linear(nn::LinearOptions(width, width).bias(false)))),
-        wv(register_module("wv", nn::Linear(nn::LinearOptions(width, width).bias(false)))),
-        wo(register_module("wo", nn::Linear(nn::LinearOptions(width, width).bias(false)))) {}
-  Tensor forward(const Tensor& x) {
-    const auto split = [&](const Tensor& t) { return t.unflatten(-1, {heads, t.size(-1) / heads}).transpose(1, 2); };
-    const Tensor y = torch::scaled_dot_product_attention(split(wq(x)), split(wk(x)), split(wv(x)), {}, 0, true);
-    return wo(y.transpose(1, 2).flatten(2));
-  }
-  int64_t heads;
-  nn::Linear wq, wk, wv, wo;
-};
-TORCH_MODULE(Attention);
-
-struct BlockImpl : nn::Module {
-  explicit BlockImpl(int64_t width)
-      : attn_norm(register_module("attn_norm", HandNorm(width))),
-        attn(register_module("attn", Attention(width, 4))),
-        mlp_norm(register_module("mlp_norm", nn::LayerNorm(nn::LayerNormOptions({width})))),
-        mlp(register_module("mlp", Mlp(width, 12))) {}
-  Tensor forward(const Tensor& x) {
-    const Tensor y = x + attn(attn_norm(x));
-    return y + mlp(mlp_norm(y));
-  }
-  HandNorm attn_norm;
-  Attention attn;
-  nn::LayerNorm mlp_norm;
-  Mlp mlp;
-};
-TORCH_MODULE(Block);
-
-struct LanguageModelImpl : nn::Module {
-  LanguageModelImpl(int64_t words, int64_t width)
-      : embed(register_module("embed", nn::Embedding(words, width))),
-        layers(register_module("layers", nn::Sequential(Block(width), Block(width)))),
-        norm(register_module("norm", HandNorm(width))),
-        head(register_module("head", nn::Linear(nn::LinearOptions(width, words).bias(false)))) {}
-  Tensor forward(const Tensor& ids) { return head(norm(layers->forward(embed(ids)))); }
-  nn::Embedding embed;
-  nn::Sequential layers;
-  HandNorm norm;
-  nn::Linear head;
-};
-TORCH_MODULE(LanguageModel);
-
-ParallelPlan sequence_parallel_plan() {
-  return {{"embed", RowwiseParallel({.output = Shard(1)})},
-          {"*norm", SequenceParallel()},
-          {"layers.*.attn.w[qkv]", ColwiseParallel()},
-          {"layers.*.attn.wo", RowwiseParallel({.output = Shard(1)})},
-          {"*.mlp.up", ColwiseParallel()},
-          {"*.mlp.down", RowwiseParallel({.output = Shard(1)})},
-          {"head", ColwiseParallel()}};
 }
 
 using Counts = std::map<std::string, int64_t>;
@@ -231,19 +154,6 @@ TEST_CASE("parallel styles: a column-wise and a row-wise Linear take one all_red
   CHECK(counts_of(comm) == Counts{{"all_reduce", 1}});
 }
 
-TEST_CASE("parallel styles: attention by heads takes one all_reduce forward and one backward") {
-  const DeviceMesh mesh(World::local(4), {4}, {"tp"});
-  Attention attention(8, 4);
-  parallelize_module(*attention, mesh, {{"w[qkv]", ColwiseParallel()}, {"wo", RowwiseParallel()}});
-  const Tensor x = distribute_tensor(torch::randn({4, 6, 8}), mesh).requires_grad_();
-  CommDebugMode comm;
-  const Tensor y = attention(x);
-  CHECK(counts_of(comm) == Counts{{"all_reduce", 1}});
-  comm.reset();
-  y.backward(torch::ones_like(y));
-  CHECK(counts_of(comm) == Counts{{"all_reduce", 1}});
-}
-
 TEST_CASE("parallel styles: a sequence-parallel MLP takes all_gather and reduce_scatter, each way") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   Mlp mlp(8, 16);
@@ -282,46 +192,6 @@ TEST_CASE("parallel styles: apply in a Sequential, in typed members, and in func
   }
 }
 
-TEST_CASE("parallel styles: a table tied to the head follows its own style in lookups") {
-  torch::manual_seed(0);
-  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
-  const Tensor ids = torch::randint(9, {4, 5});
-  const auto tied = [] {
-    LanguageModel model(9, 8);
-    model->head->weight.set_data(model->embed->weight.detach());
-    model->to(torch::kDouble);
-    model->head->weight.set_data(model->embed->weight.detach());
-    return model;
-  };
-  LanguageModel plain = tied(), model = tied();
-  {
-    torch::NoGradGuard no_grad;
-    for (const auto& p : model->named_parameters()) p.value().copy_(plain->named_parameters()[p.key()]);
-  }
-  parallelize_module(*model, mesh, {{"embed", RowwiseParallel({.output = Shard(1)})}, {"head", ColwiseParallel()}});
-  const Tensor expected = plain(ids), y = model(distribute_tensor(ids, mesh));
-  CHECK(torch::allclose(full_tensor(y), expected));
-  CHECK(DTensor(y).placements() == Placements{Shard(2)});
-  CHECK_NOTHROW(check_styles_ran(*model));
-  expected.sum().backward();
-  y.sum().backward();
-  CHECK(torch::allclose(full_tensor(model->head->weight.grad()), plain->head->weight.grad()));
-  CHECK(torch::allclose(full_tensor(model->embed->weight.grad()), plain->embed->weight.grad()));
-}
-
-TEST_CASE("parallel styles: a norm written by hand keeps the sequence sharded") {
-  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
-  HandNorm norm(6);
-  parallelize_module(*norm, mesh, {{"", SequenceParallel()}});
-  const Tensor x = torch::randn({3, 5, 6}), in = distribute_tensor(x, mesh, {Shard(1)});
-  CommDebugMode comm;
-  const Tensor y = norm(in);
-  CHECK(DTensor(y).placements() == Placements{Shard(1)});
-  CHECK(comm.total() == 0);
-  CHECK(DTensor(norm(distribute_tensor(x, mesh))).placements() == Placements{Shard(1)});
-  CHECK(torch::allclose(full_tensor(y), HandNorm(6)->forward(x)));
-}
-
 TEST_CASE("parallel styles: optimizers, averages and views do not follow a style") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   nn::Linear linear(4, 4);
@@ -345,10 +215,11 @@ TEST_CASE("parallel styles: a recurrent network takes and gives the layouts that
     for (const auto& p : model->named_parameters()) p.value().copy_(plain->named_parameters()[p.key()]);
   }
   parallelize_module(*model, mesh, {{"", PrepareOutput({.input = Shard(0), .output = Replicate()})}});
-  const Tensor x = torch::randn({4, 5, 3});
+  const Tensor x = torch::randn({4, 5, 3}), expected = std::get<0>(plain(x));
+  const MeshScope scope(mesh);  // the first state
   const Tensor y = std::get<0>(model(distribute_tensor(x, mesh)));
   CHECK(DTensor(y).placements() == Placements{Replicate()});
-  CHECK(torch::allclose(full_tensor(y), std::get<0>(plain(x)), 1e-4, 1e-6));
+  CHECK(torch::allclose(full_tensor(y), expected, 1e-4, 1e-6));
   CHECK_THAT(explain_module(*model), Catch::Contains("S(0) (style)") && Catch::Contains("R (style)"));
 }
 
@@ -366,37 +237,6 @@ TEST_CASE("parallel styles: apply in inference mode, and in no backward") {
   CHECK(DTensor(rows).placements() == Placements{Shard(0)});
   CHECK(DTensor(mlp(rows)).placements() == Placements{Shard(0)});
   CHECK_THAT(explain_module(*mlp), Catch::Matches("(.|\n)*up .* 2\n(.|\n)*down .* 2\n"));
-}
-
-TEST_CASE("parallel styles: two blocks train as on one device, sequence-parallel") {
-  for (const DeviceMesh& mesh : style_meshes()) {
-    torch::manual_seed(0);
-    LanguageModel plain(11, 8);
-    plain->to(torch::kDouble);
-    LanguageModel model(11, 8);
-    model->to(torch::kDouble);
-    {
-      torch::NoGradGuard no_grad;
-      for (const auto& p : model->named_parameters()) p.value().copy_(plain->named_parameters()[p.key()]);
-    }
-    parallelize_module(*model, mesh, sequence_parallel_plan(), {.mesh_dim = "tp"});
-    torch::optim::AdamW plain_optimizer(plain->parameters(), 1e-2), optimizer(model->parameters(), 1e-2);
-    const Tensor ids = torch::randint(11, {4, 6}), targets = torch::randint(11, {24});
-    for (int step = 0; step < 3; ++step) {
-      plain_optimizer.zero_grad();
-      const Tensor expected = nn::functional::cross_entropy(plain(ids).flatten(0, 1), targets);
-      expected.backward();
-      plain_optimizer.step();
-      MeshScope scope(mesh);
-      optimizer.zero_grad();
-      const Tensor logits = model(batch_on(mesh, ids));
-      const Tensor loss = nn::functional::cross_entropy(logits.flatten(0, 1), batch_on(mesh, targets));
-      loss.backward();
-      optimizer.step();
-      CHECK(std::abs(loss.item<double>() - expected.item<double>()) < 1e-10);
-      check_styles_ran(*model);
-    }
-  }
 }
 
 }  // namespace dtensor
