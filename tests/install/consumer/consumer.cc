@@ -22,8 +22,7 @@ int main() {
     plain->bias.copy_(model->bias);
   }
   const auto x = at::arange(48, at::kFloat).view({6, 8}).div(48);
-  const auto shard = [](const std::string&, torch::nn::Module&, const DeviceMesh&) {};
-  distribute_module(*model, mesh, shard);
+  distribute_module(*model, mesh);
   const auto y = model(distribute_tensor(x, mesh, {Shard(0), Replicate()}));
   y.square().sum().backward();
   plain(x).square().sum().backward();
