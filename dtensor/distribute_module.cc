@@ -11,6 +11,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "dtensor/module_layouts.h"
+#include "dtensor/parallel/module_contents.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
@@ -132,29 +133,6 @@ void check_not_distributed(const std::vector<Named>& tensors) {
                     ". Say all layouts in one call, or redistribute the parameters.");
 }
 
-// The tensors' original contents, restored after an error.
-class Before {
- public:
-  explicit Before(const std::vector<Named>& tensors) {
-    c10::AutoGradMode no_grad(false);
-    for (const Named& n : tensors) saved_.push_back({n.tensor, n.tensor.detach(), n.tensor.grad()});
-  }
-  void restore() const {
-    c10::AutoGradMode no_grad(false);
-    LocalGuard guard;  // plain tensors assigned to distributed ones
-    for (const auto& [tensor, data, grad] : saved_) {
-      tensor.set_data(data);
-      tensor.mutable_grad() = grad;
-    }
-  }
-
- private:
-  struct Saved {
-    at::Tensor tensor, data, grad;
-  };
-  std::vector<Saved> saved_;
-};
-
 int64_t count_distributed(const torch::nn::Module& module) {
   const std::vector<Named> tensors = tensors_of(module);
   return std::count_if(tensors.begin(), tensors.end(), [](const Named& n) { return is_dtensor(n.tensor); });
@@ -199,7 +177,7 @@ void distribute_all(torch::nn::Module& module, const std::vector<Named>& tensors
 // After an error the module is unchanged.
 void distribute_or_restore(torch::nn::Module& module, const std::vector<Named>& tensors, const DeviceMesh& mesh,
                            const PartitionFn& partition_fn, bool need_partition) {
-  const Before before(tensors);
+  const ModuleContents before(module);
   try {
     distribute_all(module, tensors, mesh, partition_fn, need_partition);
   } catch (...) {

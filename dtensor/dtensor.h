@@ -17,6 +17,7 @@
 #include "dtensor/factories.h"
 #include "dtensor/forbid_whole_gather.h"
 #include "dtensor/from_local.h"
+#include "dtensor/fully_shard.h"
 #include "dtensor/ghost_width.h"
 #include "dtensor/grad_scaler.h"
 #include "dtensor/gradient_bucket_limit.h"

@@ -14,15 +14,14 @@
 #include "dtensor/dispatch/internal/gradient_way.h"
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/dispatch/internal/plain_dispatch.h"
+#include "dtensor/dispatch/internal/replaced_inputs.h"
 #include "dtensor/dispatch/internal/replicated_dispatch.h"
 #include "dtensor/dispatch/internal/typed_kernels.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
-#include "dtensor/dispatch/reduce_first.h"
 #include "dtensor/dispatch/report_flops.h"
 #include "dtensor/gradients/gradient_layout.h"
-#include "dtensor/layout_cache/cached_layouts.h"
-#include "dtensor/layout_cache/report_reuse.h"
+#include "dtensor/gradients/leaf_group.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
@@ -37,21 +36,6 @@ namespace {
 
 using torch::jit::Stack;
 using CallTensors = absl::InlinedVector<at::Tensor, 6>;
-
-// Replaces Partial tensors by their cached reduced tensors, so that results computed from them need no reduction of
-// their own. Not for view operators, since views share the cache, nor for written arguments.
-void use_reduced_copies(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inputs& in) {
-  if (info.is_view) return;
-  for (size_t k = 0; k < in.tensors.size(); ++k) {
-    at::Tensor& t = in.tensors[k];
-    if (!t.defined() || info.args[in.args[k]].written || !spec_of(t)->has_partial()) continue;
-    at::Tensor reduced = find_reduced_copy(t);
-    if (reduced.defined() && reports_reuse())
-      report_reduced_copy({info.name, arg_name(info, in, static_cast<int>(k)), module_path(in), /*implicit=*/true}, t);
-    if (!reduced.defined() && is_likely_used_beside(info, args, t)) reduced = reduce_first(info, in.args[k], t);
-    if (reduced.defined()) t = std::move(reduced);
-  }
-}
 
 void check_local(const OpInfo& info, const Spec& spec, const at::Tensor& local, int64_t rank_index) {
   const Shape expected = spec.local_shape(rank_index);
@@ -262,6 +246,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
   at::Tensor leaf;
   if (resolved.rule && in_backward()) {
     if (resolved.rule->uses_gradient_target) leaf = gradient_leaf();
+    if (leaf.defined() && leaf_group_of(leaf)) leaf = at::Tensor();  // its gradient is reduced with those of its group
     in.context.gradient_target = leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
   }
 
@@ -303,6 +288,7 @@ void run_by_rule(const OpInfo& info, Stack& stack) {
     for (const at::Tensor& t : written_tensors(info, in)) check_write(t, info.name);
   }
   if (!resolved.rule) return run_without_rule(info, in, stack);
+  if (in.has_module_traits) use_gathered_parameters(info, in);
   use_reduced_copies(info, torch::jit::last(stack, info.args.size()), in);
   note_context(info, in);
   run_rule(info, resolved, std::move(in), stack);

@@ -7,6 +7,7 @@
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/gradients/gradient_layout.h"
+#include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
@@ -29,9 +30,8 @@ bool has_compatible_type(c10::DispatchKeySet keys, const at::Tensor& self, const
     throw_plain_in_place_of("set_data", self, from);
   }
   if (is_dtensor(from)) {
-    LocalStorage& memory = *meta_without_sync(from).storage;
-    memory.shared.store(true, std::memory_order_relaxed);                                          // now also by `self`
-    if (is_dtensor(self) && !memory.style) memory.style = meta_without_sync(self).storage->style;  // as in to(dtype)
+    meta_without_sync(from).storage->shared.store(true, std::memory_order_relaxed);  // now also by `self`
+    keep_module_traits(self, from);  // as in Module::to() and to_empty()
     // A parameter must not be Partial, however its value was computed.
     if (is_leaf_parameter(self) && meta_without_sync(from).spec->has_partial()) {
       mutable_hints(from).laid_out_by_engine = true;

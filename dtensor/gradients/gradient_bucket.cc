@@ -12,13 +12,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
+#include <set>
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "comm/scope.h"
 #include "dtensor/gradient_bucket_limit.h"
+#include "dtensor/gradients/leaf_group.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
@@ -100,7 +100,11 @@ class GradientBucket {
   ~GradientBucket() { undo(); }
 
   bool holds(const at::Tensor& leaf) const {
-    return std::any_of(waiting_.begin(), waiting_.end(), [&](const Waiting& w) { return w.leaf.is_same(leaf); });
+    const auto is_of_leaf = [&](const Waiting& w) { return w.leaf.is_same(leaf); };
+    if (std::any_of(waiting_.begin(), waiting_.end(), is_of_leaf)) return true;
+    return std::any_of(groups_.begin(), groups_.end(), [&](const OfGroup& g) {
+      return std::any_of(g.waiting.begin(), g.waiting.end(), is_of_leaf);
+    });
   }
 
   // Reduces the gradients in the bucket that are complete, if `leaf` does not fit.
@@ -116,22 +120,35 @@ class GradientBucket {
     bytes_ += bytes_of(leaf);
   }
 
+  void add_to_group(const std::shared_ptr<const LeafGroup>& group, const at::Tensor& leaf, bool had_gradient) {
+    of(group).waiting.push_back({leaf, had_gradient});
+  }
+
+  // The gradient of `leaf` has been accumulated. Reduces the gradients of its group if it was the last one.
+  void arrived(const std::shared_ptr<const LeafGroup>& group, const at::Tensor& leaf) {
+    OfGroup& own = of(group);
+    own.arrived.insert(leaf.unsafeGetTensorImpl());
+    for (const at::Tensor& other : group->leaves()) {
+      if (other.requires_grad() && own.arrived.count(other.unsafeGetTensorImpl()) == 0) return;
+    }
+    reduce(own.waiting);
+  }
+
   void reduce() {
-    std::vector<at::Tensor> leaves;
-    for (const Waiting& w : waiting_) leaves.push_back(w.leaf);
-    if (!leaves.empty()) reduce_together(std::move(leaves), "gradient", /*implicit=*/true);
-    waiting_.clear();
+    reduce(waiting_);
     bytes_ = 0;
+  }
+  // Those of incomplete groups, too.
+  void reduce_all() {
+    for (OfGroup& g : groups_) reduce(g.waiting);
+    reduce();
   }
 
   // Restores the gradients in the bucket to their state before this backward; one that was Partial already may keep
   // additions. Communicates nothing.
   void undo() {
-    for (const auto& [leaf, had_gradient] : std::exchange(waiting_, {})) {
-      const at::Tensor& gradient = leaf.grad();
-      if (!is_dtensor(leaf) || !is_dtensor(gradient) || forget_addends(gradient) || had_gradient) continue;
-      if (spec_of(gradient)->placements() != spec_of(leaf)->placements()) leaf.mutable_grad() = at::Tensor();
-    }
+    undo(waiting_);
+    for (OfGroup& g : groups_) undo(g.waiting);
   }
 
   void part(const at::Tensor& leaf, const at::Tensor& gradient) {
@@ -153,8 +170,33 @@ class GradientBucket {
     bool had_gradient;  // before this backward
   };
 
-  std::vector<Waiting> waiting_;
-  int64_t bytes_ = 0;
+  struct OfGroup {
+    std::shared_ptr<const LeafGroup> group;
+    std::vector<Waiting> waiting;
+    std::set<const c10::TensorImpl*> arrived;
+  };
+
+  OfGroup& of(const std::shared_ptr<const LeafGroup>& group) {
+    const auto known = std::find_if(groups_.begin(), groups_.end(), [&](const OfGroup& g) { return g.group == group; });
+    return known == groups_.end() ? groups_.emplace_back(OfGroup{group, {}, {}}) : *known;
+  }
+  static void reduce(std::vector<Waiting>& waiting) {
+    std::vector<at::Tensor> leaves;
+    for (const Waiting& w : waiting) leaves.push_back(w.leaf);
+    if (!leaves.empty()) reduce_together(std::move(leaves), "gradient", /*implicit=*/true);
+    waiting.clear();
+  }
+  static void undo(std::vector<Waiting>& waiting) {
+    for (const auto& [leaf, had_gradient] : std::exchange(waiting, {})) {
+      const at::Tensor& gradient = leaf.grad();
+      if (!is_dtensor(leaf) || !is_dtensor(gradient) || forget_addends(gradient) || had_gradient) continue;
+      if (spec_of(gradient)->placements() != spec_of(leaf)->placements()) leaf.mutable_grad() = at::Tensor();
+    }
+  }
+
+  std::vector<Waiting> waiting_;  // without a group
+  int64_t bytes_ = 0;             // of these
+  std::vector<OfGroup> groups_;   // in the order of their first gradients, the same on all ranks
 };
 
 struct Buckets {
@@ -180,7 +222,7 @@ GradientBucket& current_bucket() {
   torch::autograd::Engine::get_default_engine().queue_callback([bucket] {  // and keeps it alive
     try {
       if (bucket->late) bucket->late->compute_all();
-      bucket->reduce();
+      bucket->reduce_all();
     } catch (...) {
       bucket->undo();
       throw;
@@ -188,21 +230,6 @@ GradientBucket& current_bucket() {
     bucket->part_kept();
   });
   return *bucket;
-}
-
-// "layers.0" for "layers.0.weight" and "layers.0.norm.weight"; "" if they have none in common.
-std::string common_module(const std::vector<at::Tensor>& leaves) {
-  std::optional<std::string> common;
-  for (const at::Tensor& leaf : leaves) {
-    const DTensorMeta& meta = meta_without_sync(leaf);
-    const std::string module = meta.name ? module_of(meta) : "";
-    if (!common) common = module;
-    while (!absl::StartsWith(absl::StrCat(module, "."), absl::StrCat(*common, ".")) && !common->empty()) {
-      const size_t end = common->rfind('.');
-      common->resize(end == std::string::npos ? 0 : end);
-    }
-  }
-  return common.value_or("");
 }
 
 }  // namespace
@@ -230,14 +257,25 @@ bool open_gradient(const at::Tensor& grad, const Placements& placements) {
 
 bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient) {
   const Spec& from = *spec_of(gradient);
-  const bool fits = from.mesh() == spec_of(leaf)->mesh() && bytes_of(gradient) <= bytes_of(leaf);
+  const auto group = leaf_group_of(leaf);
+  const bool fits = from.mesh() == spec_of(leaf)->mesh() && (group || bytes_of(gradient) <= bytes_of(leaf));
   if (!may_wait_in_bucket() || !fits) return false;
   GradientBucket& bucket = current_bucket();
   const bool is_first = !bucket.holds(leaf), has_gradient = leaf.grad().defined();
-  if (is_first) bucket.make_room_for(leaf);
+  if (is_first && !group) bucket.make_room_for(leaf);
   if (has_gradient && !open_gradient(leaf.grad(), from.placements())) return false;
-  if (is_first) bucket.add(leaf, has_gradient);
+  if (!is_first) return true;
+  if (group) {
+    bucket.add_to_group(group, leaf, has_gradient);
+  } else {
+    bucket.add(leaf, has_gradient);
+  }
   return true;
+}
+
+void note_accumulated(const at::Tensor& leaf) {
+  const auto group = leaf_group_of(leaf);
+  if (group && may_wait_in_bucket()) current_bucket().arrived(group, leaf);
 }
 
 void part_in_the_end(const at::Tensor& leaf, const at::Tensor& gradient) { current_bucket().part(leaf, gradient); }

@@ -4,7 +4,8 @@
 // Partial in a bucket of up to gradient_bucket_bytes(world), which counts the largest local tensor of each, so that all
 // ranks close it at the same gradient. When it is full, and at the end of the backward, its gradients are redistributed
 // to their parameters' layouts in as few collectives as possible. The bucket takes no extra memory: a gradient larger
-// than the parameter's local tensor (of a sharded parameter, as in fully sharded training) is reduced at once.
+// than the parameter's local tensor (of a sharded parameter) is reduced at once. Gradients of a LeafGroup (of
+// fully_shard()) wait, whatever their size, for the last one of their group, and are reduced then.
 //
 // Gradients of embedding tables that need the rows of the whole batch are deferred, too: the rows for all tables come
 // in one collective. Until then their inputs stay alive, up to the size of a bucket.
@@ -32,6 +33,9 @@ bool may_wait_in_bucket();
 // leaf's layout before backward() returns. An existing .grad gets the gradient's layout meanwhile (open_gradient()).
 // Returns false, and does nothing, if that is not possible.
 bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient);
+
+// Inside backward, when the gradient of `leaf` has been accumulated: reduces those of its group if it was the last one.
+void note_accumulated(const at::Tensor& leaf);
 
 // Inside backward, when `leaf`.grad will be another handle of the memory of `gradient`: if a hook has kept `gradient`,
 // .grad gets memory of its own before backward() returns.

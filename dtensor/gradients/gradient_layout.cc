@@ -12,6 +12,7 @@
 
 #include "comm/scope.h"
 #include "dtensor/gradients/gradient_bucket.h"
+#include "dtensor/gradients/leaf_group.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
@@ -55,6 +56,13 @@ at::Tensor for_hooks(const at::Tensor& leaf, const at::Tensor& gradient) {
   return make_result(meta.spec, meta_for_read(gradient).locals);
 }
 
+// The leaf that a hook belongs to, or whose node it belongs to. (With a weak pointer a hook would keep Python from
+// swapping the leaf with another tensor: torch.utils.swap_tensors.)
+at::Tensor handle_of(c10::TensorImpl* leaf) {
+  using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  return at::Tensor::wrap_tensor_impl(Impl::unsafe_reclaim_from_nonowning(leaf));
+}
+
 class GradientLayoutHook final : public GradientHook {
  public:
   // `before_hooks`: as the first of the leaf's hooks; otherwise after the user's hooks, where the gradient is
@@ -64,8 +72,7 @@ class GradientLayoutHook final : public GradientHook {
 
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& grads) override {
     if (grads.empty() || !grads[0].defined()) return grads;
-    using Impl = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-    const at::Tensor leaf = at::Tensor::wrap_tensor_impl(Impl::unsafe_reclaim_from_nonowning(leaf_));
+    const at::Tensor leaf = handle_of(leaf_);
     if (!is_dtensor(leaf)) return grads;
     drop_after_backward(spec_of(leaf)->mesh());
     auto result = grads;
@@ -94,10 +101,24 @@ class GradientLayoutHook final : public GradientHook {
     return redistribute_as(at::TensorList(&gradient, 1), c10::ArrayRef<Layout>(home), cause_of("gradient", meta))[0];
   }
 
-  // The hook belongs to the leaf, or to the node that holds it. A weak pointer would keep Python from swapping the leaf
-  // with another tensor (torch.utils.swap_tensors).
   c10::TensorImpl* leaf_;
   const bool before_hooks_;
+};
+
+// Called when autograd has accumulated the gradient of a leaf that belongs to a LeafGroup.
+class AccumulatedHook final : public torch::autograd::FunctionPostHook {
+ public:
+  explicit AccumulatedHook(const at::Tensor& leaf) : leaf_(leaf.unsafeGetTensorImpl()) {}
+
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    const at::Tensor leaf = handle_of(leaf_);
+    if (is_dtensor(leaf) && !current_dispatch_scope().delay_gradient_reduction) note_accumulated(leaf);
+    return outputs;
+  }
+
+ private:
+  c10::TensorImpl* leaf_;
 };
 
 }  // namespace
@@ -126,6 +147,10 @@ void keep_gradient_layout(const at::Tensor& leaf) {
   const auto sink = torch::autograd::impl::try_get_grad_accumulator(leaf);
   if (sink && std::none_of(sink->pre_hooks().begin(), sink->pre_hooks().end(), is_ours)) {
     sink->add_pre_hook(std::make_unique<GradientLayoutHook>(leaf, /*before_hooks=*/false));
+  }
+  const auto follows = [](const auto& hook) { return dynamic_cast<const AccumulatedHook*>(hook.get()) != nullptr; };
+  if (sink && leaf_group_of(leaf) && std::none_of(sink->post_hooks().begin(), sink->post_hooks().end(), follows)) {
+    sink->add_post_hook(std::make_unique<AccumulatedHook>(leaf));
   }
 }
 

@@ -171,10 +171,9 @@ bool is_same(const MemoryRange& range, const at::Tensor& t, const Spec& spec) {
   return range.spec.get() == &spec && range.offset == t.storage_offset();
 }
 
-// Does the tensor at `of` after `plan` provide `t` in the layout `to`?
-bool provides(const MemoryRange& of, const RedistributePlan& plan, const at::Tensor& t, const Spec& spec,
+// Does the tensor at `of` in the layout `moved_to` provide `t` in the layout `to`?
+bool provides(const MemoryRange& of, const Placements& moved_to, const at::Tensor& t, const Spec& spec,
               const Placements& to) {
-  const Placements& moved_to = plan.to.placements();
   if (is_same(of, t, spec)) return moved_to == to;
   return is_within(of, spec, t.storage_offset()) &&
          derivation(of, moved_to, spec, t.storage_offset(), to) != Derivation::kNone;
@@ -193,7 +192,7 @@ RankTensors provide(const MemoryRange& of, const RedistributePlan& plan, RankTen
 // The cached copy that provides `t` in the layout `to`. REQUIRES: storage.cache_mutex is locked.
 CacheEntry* find_provider(LocalStorage& storage, const at::Tensor& t, const Spec& spec, const Placements& to) {
   return find_in_cache<CachedLayout>(storage, [&](const CacheEntry& entry, const CachedLayout& copy) {
-    return provides(entry.of, *copy.plan, t, spec, to);
+    return provides(entry.of, copy.plan->to.placements(), t, spec, to);
   });
 }
 
@@ -246,16 +245,31 @@ std::optional<RankTensors> find_cached_layout(const at::Tensor& t, const Redistr
   return entry == nullptr ? std::nullopt : std::optional(provide(*entry, t, to));
 }
 
-at::Tensor find_reduced_copy(const at::Tensor& t) {
-  if (const DTensorMeta& unread = meta_without_sync(t); !unread.spec->has_partial() || !may_cache(*unread.storage))
-    return {};
+at::Tensor find_copy(const at::Tensor& t, const Placements& to) {
   const DTensorMeta& meta = meta_for_read(t);
-  const Placements to = without_partials(meta.spec->placements());
   std::lock_guard lock(meta.storage->cache_mutex);
   CacheEntry* entry = find_provider(*meta.storage, t, *meta.spec, to);
   if (entry == nullptr) return {};
   return make_view(meta.spec->with_placements(to), provide(*entry, t, to), t, t.storage_offset(),
                    std::get<CachedLayout>(entry->value).storage);
+}
+
+at::Tensor find_reduced_copy(const at::Tensor& t) {
+  if (const DTensorMeta& unread = meta_without_sync(t); !unread.spec->has_partial() || !may_cache(*unread.storage))
+    return {};
+  return find_copy(t, without_partials(spec_of(t)->placements()));
+}
+
+bool can_derive(const at::Tensor& t, const Placements& to, const at::Tensor& base, const Placements& base_to) {
+  return provides(memory_range_of(base), base_to, t, *spec_of(t), to);
+}
+
+void keep_gathered(const at::Tensor& t, const at::Tensor& gathered) {
+  const DTensorMeta &meta = meta_without_sync(t), &copy = meta_for_read(gathered);
+  auto plan = cached_plan(meta.spec, copy.spec->placements(), current_dispatch_scope().limits);
+  copy.storage->is_parameter = meta.storage->is_parameter.load();  // operators treat views of either alike
+  add_to_cache(meta.storage, memory_range_of(t), CachedLayout{std::move(plan), copy.locals, copy.storage},
+               writes_of(*meta.storage), current_recording(), copy.spec->max_local_bytes(), /*gathered=*/true);
 }
 
 PendingMove choose_move(const at::Tensor& t, std::shared_ptr<const RedistributePlan> plan) {
@@ -280,7 +294,7 @@ bool will_provide(const PendingMove& pending, const at::Tensor& of, const at::Te
   const DTensorMeta& meta = meta_without_sync(t);
   if (meta_without_sync(of).storage != meta.storage || !may_cache(*meta.storage)) return false;
   if (!is_worth_caching(*pending.of.spec, *pending.plan)) return false;
-  return provides(pending.of, *pending.plan, t, *meta.spec, plan.to.placements());
+  return provides(pending.of, pending.plan->to.placements(), t, *meta.spec, plan.to.placements());
 }
 
 bool will_be_cached(const at::Tensor& t, const RedistributePlan& plan) {

@@ -10,13 +10,25 @@ namespace {
 // The bytes that an entry counts.
 int64_t counted(int64_t bytes) { return std::max<int64_t>(bytes, 512); }
 
+using ByRanks = std::map<std::vector<int64_t>, std::shared_ptr<RememberedBytes>>;  // ranks ascending
+
 struct OfWorld {
   std::atomic<int64_t> limit{kDefaultRememberedBytes};
   std::mutex mutex;
-  std::map<std::vector<int64_t>, std::shared_ptr<RememberedBytes>> by_ranks;  // guarded by mutex; ranks ascending
+  ByRanks by_ranks, gathered_by_ranks;  // guarded by mutex
 };
 
 OfWorld& of_world(const World& world) { return world.attachment<OfWorld>(); }
+
+std::shared_ptr<RememberedBytes> of_ranks(const DeviceMesh& mesh, ByRanks OfWorld::*accounting) {
+  std::vector<int64_t> ranks = mesh.ranks();
+  if (!std::is_sorted(ranks.begin(), ranks.end())) std::sort(ranks.begin(), ranks.end());
+  OfWorld& world = of_world(mesh.world());
+  std::lock_guard lock(world.mutex);
+  auto& remembered = (world.*accounting)[std::move(ranks)];
+  if (!remembered) remembered = std::make_shared<RememberedBytes>();
+  return remembered;
+}
 
 }  // namespace
 
@@ -63,6 +75,22 @@ std::vector<RememberedBytes::Entry> RememberedBytes::evict_locked(int64_t limit)
   return evicted;
 }
 
+std::vector<RememberedBytes::Entry> RememberedBytes::evict_if(const std::function<bool(const Entry&)>& is_evicted) {
+  std::lock_guard lock(mutex_);
+  std::vector<Entry> evicted;
+  for (auto it = entries_.begin(); it != entries_.end();) {
+    if (!is_evicted(*it)) {
+      ++it;
+      continue;
+    }
+    bytes_ -= it->bytes;
+    by_id_.erase(it->id);
+    evicted.push_back(std::move(*it));
+    it = entries_.erase(it);
+  }
+  return evicted;
+}
+
 int64_t RememberedBytes::bytes() const {
   std::lock_guard lock(mutex_);
   return bytes_;
@@ -79,14 +107,9 @@ bool RememberedBytes::begins_backward(int graph_task) {
   return std::exchange(graph_task_, graph_task) != graph_task;
 }
 
-std::shared_ptr<RememberedBytes> remembered_of(const DeviceMesh& mesh) {
-  std::vector<int64_t> ranks = mesh.ranks();
-  if (!std::is_sorted(ranks.begin(), ranks.end())) std::sort(ranks.begin(), ranks.end());
-  OfWorld& world = of_world(mesh.world());
-  std::lock_guard lock(world.mutex);
-  auto& remembered = world.by_ranks[std::move(ranks)];
-  if (!remembered) remembered = std::make_shared<RememberedBytes>();
-  return remembered;
+std::shared_ptr<RememberedBytes> remembered_of(const DeviceMesh& mesh) { return of_ranks(mesh, &OfWorld::by_ranks); }
+std::shared_ptr<RememberedBytes> gathered_of(const DeviceMesh& mesh) {
+  return of_ranks(mesh, &OfWorld::gathered_by_ranks);
 }
 
 std::vector<std::shared_ptr<RememberedBytes>> all_remembered(const World& world) {

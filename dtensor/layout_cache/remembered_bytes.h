@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -36,6 +37,8 @@ class RememberedBytes {
   void remove(uint64_t id);  // call when it was dropped, since its tensor was written to
   // Evicts the least recently used entries until at most `limit` bytes are left.
   std::vector<Entry> evict(int64_t limit);
+  // Evicts the entries for which `is_evicted` holds.
+  std::vector<Entry> evict_if(const std::function<bool(const Entry&)>& is_evicted);
   int64_t bytes() const;
   int64_t bytes_of(uint64_t id) const;  // 0: it was evicted or removed
 
@@ -55,6 +58,8 @@ class RememberedBytes {
 
 // The accounting for the ranks of `mesh`.
 std::shared_ptr<RememberedBytes> remembered_of(const DeviceMesh& mesh);
+// That of the gathered parameters of fully_shard() on those ranks: without a limit, and not in remembered_bytes().
+std::shared_ptr<RememberedBytes> gathered_of(const DeviceMesh& mesh);
 // All of them so far, one per set of ranks.
 std::vector<std::shared_ptr<RememberedBytes>> all_remembered(const World& world);
 // In bytes, per rank and set of ranks.

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 
 #include "dtensor/remembered_layouts.h"
 #include "dtensor/tensor/dispatch_scope.h"
@@ -49,11 +50,13 @@ uint64_t current_recording() {
 }
 
 void add_to_cache(const std::shared_ptr<LocalStorage>& storage, MemoryRange of, CachedValue value, uint64_t writes,
-                  uint64_t recording, int64_t bytes) {
+                  uint64_t recording, int64_t bytes, bool gathered) {
   std::vector<RememberedBytes::Entry> evicted;
   const DeviceMesh& mesh = of.spec->mesh();
-  const auto counted_in = remembered_of(mesh);
-  const uint64_t id = counted_in->add(bytes, remembered_limit(mesh.world()), storage, evicted);
+  const auto counted_in = gathered ? gathered_of(mesh) : remembered_of(mesh);
+  const int64_t limit =
+      gathered ? std::numeric_limits<int64_t>::max() : remembered_limit(mesh.world()).load(std::memory_order_relaxed);
+  const uint64_t id = counted_in->add(bytes, limit, storage, evicted);
   drop_entries(evicted);
   if (id == 0) return;
   std::vector<CacheEntry> stale;
@@ -108,12 +111,16 @@ void drop_entries(const std::vector<RememberedBytes::Entry>& evicted) {
 }
 
 void drop_after_backward(const DeviceMesh& mesh) {
-  const auto remembered = remembered_of(mesh);
+  const auto remembered = remembered_of(mesh), gathered = gathered_of(mesh);
   if (!remembered->begins_backward(torch::autograd::get_current_graph_task_id())) return;
   auto& engine = torch::autograd::Engine::get_default_engine();
   // Queued twice, to run after the callbacks that backward itself has queued: those reduce gradients and use the cache.
-  engine.queue_callback(
-      [&engine, remembered] { engine.queue_callback([remembered] { drop_entries(remembered->evict(0)); }); });
+  engine.queue_callback([&engine, remembered, gathered] {
+    engine.queue_callback([remembered, gathered] {
+      drop_entries(remembered->evict(0));
+      drop_entries(gathered->evict(0));
+    });
+  });
 }
 
 }  // namespace dtensor::internal

@@ -85,9 +85,9 @@ bool may_cache(const LocalStorage& storage);
 
 // Adds `value`, cached for the tensor at `of` in `storage`, and evicts what exceeds the byte limit. `writes`: the
 // number of writes to `storage` that the value includes. `bytes`: of the rank that needs most; an entry above the limit
-// is not added.
+// is not added. `gathered`: counted in gathered_of(), which has no limit.
 void add_to_cache(const std::shared_ptr<LocalStorage>& storage, MemoryRange of, CachedValue value, uint64_t writes,
-                  uint64_t recording, int64_t bytes);
+                  uint64_t recording, int64_t bytes, bool gathered = false);
 
 // The number of writes to `storage` so far, and the id of the recording on this thread, 0 without one.
 uint64_t writes_of(const LocalStorage& storage);
@@ -119,7 +119,7 @@ uint64_t mark_written(LocalStorage& storage);
 void drop_entries(LocalStorage& storage, const std::function<bool(const CacheEntry&)>& is_dropped);
 // Drops the entries of `evicted` from the caches that they are in.
 void drop_entries(const std::vector<RememberedBytes::Entry>& evicted);
-// Inside backward: all entries of tensors on `mesh` are dropped when this backward() ends.
+// Inside backward: all entries of tensors on `mesh`, and all gathered ones, are dropped when this backward() ends.
 void drop_after_backward(const DeviceMesh& mesh);
 
 }  // namespace dtensor::internal

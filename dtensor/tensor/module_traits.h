@@ -11,13 +11,15 @@
 namespace dtensor::internal {
 
 class HookWatch;       // hook_watch.h
-class ParameterGroup;  // fully_shard.h
+class LeafGroup;       // gradients/leaf_group.h
+class ParameterGroup;  // parallel/parameter_group.h
 
 struct ModuleTraits {
   // Hooks that should run before an operator computes with the tensor; a nested module is watched for itself and for
   // the outer one.
   std::vector<std::shared_ptr<HookWatch>> hook_watches;
-  std::shared_ptr<ParameterGroup> group;  // of fully_shard(); null: none
+  std::shared_ptr<ParameterGroup> group;    // of fully_shard(): gathered together; null: none
+  std::shared_ptr<const LeafGroup> leaves;  // of the same parameters: whose gradients are reduced together
 };
 
 // Sets the traits of `t`'s memory to a copy that `change` was applied to. REQUIRES: is_dtensor(t).

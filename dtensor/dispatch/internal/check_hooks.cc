@@ -6,6 +6,7 @@
 
 #include "comm/scope.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/internal/replaced_inputs.h"
 #include "dtensor/hook_watch.h"
 #include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
@@ -23,7 +24,8 @@ const HookWatch* open_watch(const at::Tensor& t) {
   return open == watches.end() ? nullptr : open->get();
 }
 
-// Whether the call is elementwise on tensors of one shape, as in optimizers and averages.
+}  // namespace
+
 bool is_update(const OpInfo& info, const Inputs& in) {
   if (!info.op.hasTag(at::Tag::pointwise) && info.op.schema().name() != "aten::copy_") return false;
   const at::Tensor* first = nullptr;
@@ -34,8 +36,6 @@ bool is_update(const OpInfo& info, const Inputs& in) {
   }
   return true;
 }
-
-}  // namespace
 
 void check_hooks_ran(const OpInfo& info, const Inputs& in) {
   if (in_backward()) return;

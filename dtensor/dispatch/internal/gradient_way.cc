@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dtensor/gradients/gradient_bucket.h"
+#include "dtensor/gradients/leaf_group.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/cost_policy.h"
 
@@ -74,7 +75,8 @@ bool are_alike(c10::IntArrayRef a, c10::IntArrayRef b) {
 bool takes_partial(const at::Tensor& leaf, const Spec& spec) {
   if (!is_dtensor(leaf) || !(spec_of(leaf)->mesh() == spec.mesh())) return false;
   for (size_t d = 0; d < spec.placements().size(); ++d) {
-    if (spec.placements()[d].is_partial() && !spec_of(leaf)->placements()[d].is_replicate()) return false;
+    if (spec.placements()[d].is_partial() && !spec_of(leaf)->placements()[d].is_replicate() && !leaf_group_of(leaf))
+      return false;
   }
   return true;
 }

@@ -1,0 +1,46 @@
+// Fully sharded data parallelism: every rank keeps a part of each parameter, and gathers the parameters of a layer
+// while it computes the layer.
+//
+//   for (auto& block : *model->blocks) fully_shard(*block, mesh);   // each call makes one group
+//   fully_shard(*model, mesh);                                      // of the parameters that are in none yet
+//   torch::optim::AdamW optimizer(model->parameters());
+//
+// The parameters of a group are gathered in one all-gather when an operator computes with the first of them, together
+// with another tensor; the whole values stay until another group is gathered, and those of a group whose module
+// contains modules of other groups until the end of backward. Their gradients are reduced in one reduce-scatter when
+// the last of them has arrived, and at the end of backward if some parameters got none. Autograd, optimizers and
+// checkpoints see the sharded parameters only; what reads or updates parameters alone gathers nothing.
+//
+// Source: torch.distributed.fsdp.fully_shard.
+#pragma once
+
+#include <string>
+
+#include "mesh/device_mesh.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace dtensor {
+
+struct FullyShardOptions {
+  std::string mesh_dim = "";          // that parameters are sharded over; "": the only one of the mesh
+  bool reshard_after_forward = true;  // false: gathered values stay until the end of backward
+};
+
+// Makes one group of the parameters of `module` that are in none yet: each is sharded by its first dim, evenly or not,
+// over the mesh dim. On the other mesh dims parameters that are distributed on `mesh` stay as they are, so that
+// tensor-parallel layouts come first; plain parameters are replicated there, and plain buffers everywhere. Parameters
+// without dims are replicated and belong to no group. Gradients follow. Where a parameter is sharded by the same dim on
+// a later mesh dim, it is a StridedShard: gathering it takes the one mesh dim only. All ranks call it alike.
+// Errors (ValueError), after which the module is unchanged: no mesh, no such mesh dim, or none named where the mesh has
+// several; a parameter on another mesh, or not replicated over the mesh dim; a module inside one that has a group: call
+// it for submodules first.
+void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
+
+// Frees the gathered values of the groups that `module` has parameters of, as after evaluation, which has no backward.
+// All ranks call it alike; communicates nothing.
+void reshard(torch::nn::Module& module);
+
+}  // namespace dtensor

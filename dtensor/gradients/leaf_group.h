@@ -1,0 +1,30 @@
+// Leaves whose gradients are reduced together as soon as all of them have arrived: the parameters of one fully_shard().
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace dtensor::internal {
+
+class LeafGroup {
+ public:
+  // Keeps none of the leaves alive.
+  explicit LeafGroup(const std::vector<at::Tensor>& leaves);
+  // Those that are alive.
+  std::vector<at::Tensor> leaves() const;
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  std::vector<WeakTensor> leaves_;
+};
+
+// The group of that leaf; null: none. REQUIRES: is_dtensor(leaf).
+std::shared_ptr<const LeafGroup> leaf_group_of(const at::Tensor& leaf);
+
+// "layers.0" for leaves called "layers.0.weight" and "layers.0.norm.weight"; "" if they have none in common.
+std::string common_module(const std::vector<at::Tensor>& leaves);
+
+}  // namespace dtensor::internal
