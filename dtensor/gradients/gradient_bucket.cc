@@ -102,9 +102,8 @@ class GradientBucket {
   bool holds(const at::Tensor& leaf) const {
     const auto is_of_leaf = [&](const Waiting& w) { return w.leaf.is_same(leaf); };
     if (std::any_of(waiting_.begin(), waiting_.end(), is_of_leaf)) return true;
-    return std::any_of(groups_.begin(), groups_.end(), [&](const OfGroup& g) {
-      return std::any_of(g.waiting.begin(), g.waiting.end(), is_of_leaf);
-    });
+    return std::any_of(groups_.begin(), groups_.end(),
+                       [&](const OfGroup& g) { return std::any_of(g.waiting.begin(), g.waiting.end(), is_of_leaf); });
   }
 
   // Reduces the gradients in the bucket that are complete, if `leaf` does not fit.
@@ -120,8 +119,12 @@ class GradientBucket {
     bytes_ += bytes_of(leaf);
   }
 
-  void add_to_group(const std::shared_ptr<const LeafGroup>& group, const at::Tensor& leaf, bool had_gradient) {
-    of(group).waiting.push_back({leaf, had_gradient});
+  // A reduced .grad is put aside, since it has another layout than the one that will be accumulated.
+  void add_to_group(const std::shared_ptr<const LeafGroup>& group, const at::Tensor& leaf) {
+    const at::Tensor before = leaf.grad();
+    const bool is_reduced = is_dtensor(before) && spec_of(before)->placements() == spec_of(leaf)->placements();
+    if (is_reduced) leaf.mutable_grad() = at::Tensor();
+    of(group).waiting.push_back({leaf, before.defined(), is_reduced ? before : at::Tensor()});
   }
 
   // The gradient of `leaf` has been accumulated. Reduces the gradients of its group if it was the last one.
@@ -167,7 +170,8 @@ class GradientBucket {
   std::vector<std::pair<at::Tensor, WeakTensor>> passed_;
   struct Waiting {
     at::Tensor leaf;
-    bool had_gradient;  // before this backward
+    bool had_gradient;          // before this backward
+    at::Tensor put_aside = {};  // that gradient, if the present one is to be added to it
   };
 
   struct OfGroup {
@@ -184,10 +188,17 @@ class GradientBucket {
     std::vector<at::Tensor> leaves;
     for (const Waiting& w : waiting) leaves.push_back(w.leaf);
     if (!leaves.empty()) reduce_together(std::move(leaves), "gradient", /*implicit=*/true);
+    const c10::AutoGradMode no_grad(false);
+    for (Waiting& w : waiting) {
+      if (!w.put_aside.defined() || !w.leaf.grad().defined()) continue;
+      w.leaf.mutable_grad() = w.put_aside.add_(w.leaf.grad());
+      w.put_aside = at::Tensor();
+    }
     waiting.clear();
   }
   static void undo(std::vector<Waiting>& waiting) {
-    for (const auto& [leaf, had_gradient] : std::exchange(waiting, {})) {
+    for (const auto& [leaf, had_gradient, put_aside] : std::exchange(waiting, {})) {
+      if (put_aside.defined()) leaf.mutable_grad() = put_aside;
       const at::Tensor& gradient = leaf.grad();
       if (!is_dtensor(leaf) || !is_dtensor(gradient) || forget_addends(gradient) || had_gradient) continue;
       if (spec_of(gradient)->placements() != spec_of(leaf)->placements()) leaf.mutable_grad() = at::Tensor();
@@ -263,13 +274,12 @@ bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient) {
   GradientBucket& bucket = current_bucket();
   const bool is_first = !bucket.holds(leaf), has_gradient = leaf.grad().defined();
   if (is_first && !group) bucket.make_room_for(leaf);
-  if (has_gradient && !open_gradient(leaf.grad(), from.placements())) return false;
-  if (!is_first) return true;
-  if (group) {
-    bucket.add_to_group(group, leaf, has_gradient);
-  } else {
-    bucket.add(leaf, has_gradient);
+  if (is_first && group) {
+    bucket.add_to_group(group, leaf);
+    return true;
   }
+  if (has_gradient && !open_gradient(leaf.grad(), from.placements())) return false;
+  if (is_first) bucket.add(leaf, has_gradient);
   return true;
 }
 

@@ -49,11 +49,12 @@ at::Tensor ParameterGroup::gathered(const at::Tensor& t) {
 
 void ParameterGroup::gather(const at::Tensor& first) {
   const DeviceMesh& mesh = spec_of(first)->mesh();
-  drop_entries(gathered_of(mesh)->evict_if([&](const RememberedBytes::Entry& entry) {
+  const auto is_dropped = [&](const RememberedBytes::Entry& entry) {
     const auto memory = entry.of.lock();
     const ParameterGroup* group = memory ? group_of_memory(*memory) : nullptr;
     return group == nullptr || (group != this && !group->is_kept());
-  }));
+  };
+  if (!is_kept_) drop_entries(gathered_of(mesh)->evict_if(is_dropped));
   std::vector<at::Tensor> parameters;
   std::vector<Layout> to;
   for (const at::Tensor& p : parameters_->leaves()) {

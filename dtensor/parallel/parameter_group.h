@@ -21,17 +21,18 @@ namespace dtensor::internal {
 
 class ParameterGroup {
  public:
-  // `parameters`: sharded over `mesh_dim` of one mesh. `is_kept`: the copies stay until the end of backward, also when
-  // another group is gathered.
+  // `parameters`: sharded over `mesh_dim` of one mesh. `is_kept`: the copies stay beside those of other groups, until
+  // the end of backward.
   ParameterGroup(std::shared_ptr<const LeafGroup> parameters, int64_t mesh_dim, bool is_kept)
       : parameters_(std::move(parameters)), mesh_dim_(mesh_dim), is_kept_(is_kept) {}
 
   bool is_kept() const { return is_kept_; }
 
   // `t`, a parameter of the group or a view of one, replicated on the group's mesh dim and as it is on the others. If
-  // it is not gathered yet, gathers all parameters of the group in one collective, after it has dropped the copies of
-  // other groups on these ranks that are not kept. Undefined, and nothing done: `t` is not sharded on that mesh dim, or
-  // is no view of a gathered parameter, as where user code may write to the parts. Only to be read.
+  // it is not gathered yet, gathers all parameters of the group in one collective; a group that is not kept drops the
+  // copies of others on these ranks that are not kept either, before. Undefined, and nothing done: `t` is not sharded
+  // on that mesh dim, or is no view of a gathered parameter, as where user code may write to the parts. Only to be
+  // read.
   at::Tensor gathered(const at::Tensor& t);
   // Drops the copies.
   void drop();

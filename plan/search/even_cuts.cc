@@ -35,11 +35,52 @@ bool digits_of(const LayoutGeometry& geometry, const PlacementPointers& layout, 
   return true;
 }
 
+namespace {
+
+constexpr int64_t kMostVisited = 1024;  // coordinates, where cuts are uneven
+
+// Whether the ascending runs `whole` contain the ascending runs `part`.
+bool contain(const Runs& whole, const Runs& part) {
+  size_t w = 0;
+  for (const Run& run : part) {
+    while (w < whole.size() && whole[w].begin + whole[w].size < run.begin + run.size) ++w;
+    if (w == whole.size() || run.begin < whole[w].begin) return false;
+  }
+  return true;
+}
+
+// Whether every rank's indices of tensor dim d in `part` are among those in `whole`, by visiting the ranks. False also
+// if there are too many.
+bool is_inside_on_all_ranks(const LayoutGeometry& geometry, const PlacementPointers& part,
+                            const PlacementPointers& whole, int64_t d) {
+  const MeshDims of_part = geometry.cutters(part, d), of_whole = geometry.cutters(whole, d);
+  int64_t coordinates = 1;
+  for (int64_t m = 0; m < geometry.ndim(); ++m) {
+    if (geometry.cuts(part, m, d) || geometry.cuts(whole, m, d)) coordinates *= geometry.mesh_size(m);
+    if (coordinates > kMostVisited) return false;
+  }
+  absl::InlinedVector<int64_t, 4> at(static_cast<size_t>(geometry.ndim()), 0);
+  for (int64_t i = 0; i < coordinates; ++i) {
+    if (!contain(geometry.runs_of(whole, of_whole, d, at), geometry.runs_of(part, of_part, d, at))) return false;
+    for (int64_t m = geometry.ndim() - 1; m >= 0; --m) {
+      if (!geometry.cuts(part, m, d) && !geometry.cuts(whole, m, d)) continue;
+      if (++at[m] < geometry.mesh_size(m)) break;
+      at[m] = 0;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
 bool LayoutGeometry::inside(const PlacementPointers& part, const PlacementPointers& whole, uint64_t dims) const {
   if (innermost(part, dims)) return true;
   for (int64_t d = 0; d < tensor_ndim(); ++d) {
     Digits coarse, fine;
-    if (!digits_of(*this, whole, d, coarse) || !digits_of(*this, part, d, fine)) return false;
+    if (!digits_of(*this, whole, d, coarse) || !digits_of(*this, part, d, fine)) {
+      if (!is_inside_on_all_ranks(*this, part, whole, d)) return false;
+      continue;
+    }
     for (const Digit& c : coarse) {
       const bool kept = std::any_of(fine.begin(), fine.end(), [&](const Digit& f) {
         return f.mesh_dim == c.mesh_dim && f.stride == c.stride && f.radix == c.radix && f.place == c.place;

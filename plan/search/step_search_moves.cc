@@ -26,11 +26,11 @@ void StepSearch::add_subsets(Kind kind, int node, const Subset& candidates, Beco
     }
     if (!possible) continue;
     const uint64_t dims = bits(chosen);
+    const PlacementPointers before = layout_of(state);
     if (kind == Kind::kAllGather) {
-      possible = geometry_.innermost(layout_of(state), dims);
+      possible = geometry_.inside(before, layout_of(after), dims);
     } else if (kind != Kind::kAllReduce) {
-      const PlacementPointers whole = layout_of(state);
-      possible = geometry_.inside(layout_of(after), whole, dims);
+      possible = geometry_.inside(layout_of(after), before, dims);
     }
     if (possible) relax(node, kind, dims, after);
   }

@@ -2,13 +2,16 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
+#include <cstdlib>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "dtensor/dtensor.h"
 #include "mesh/memory_meter.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/error_text.h"
 
 namespace dtensor {
 namespace {
@@ -51,10 +54,16 @@ Stack make_stack() {
   return model;
 }
 
+// Of four ranks: in this process, or one in each of four (//tests/processes).
+const World& world() {
+  static const World w = std::getenv("WORLD_SIZE") != nullptr ? World::from_env() : World::local(4);
+  return w;
+}
+
 Tensor batch() { return torch::arange(8 * kWidth, torch::kDouble).view({8, kWidth}).sin(); }
 
 struct Sharded {
-  DeviceMesh mesh{World::local(4), {4}, {"dp"}};
+  DeviceMesh mesh{world(), {4}, {"dp"}};
   Stack model = make_stack();
   Tensor x = distribute_tensor(batch(), mesh, {Shard(0)});
 
@@ -96,7 +105,8 @@ TEST_CASE("fully_shard: a step gathers each group at most twice, the last block 
     sharded.model->zero_grad();
     CommDebugMode comm;
     const Tensor loss = sharded.loss();
-    CHECK(calls(comm) == Calls{{"gather", 1}, {"gather blocks.0", 1}, {"gather blocks.1", 1}, {"gather blocks.2", 1}});
+    CHECK(calls(comm) ==
+          Calls{{"gather head", 1}, {"gather blocks.0", 1}, {"gather blocks.1", 1}, {"gather blocks.2", 1}});
     comm.reset();
     loss.backward();
     CHECK(calls(comm) == Calls{{"gather blocks.0", 1},
@@ -194,6 +204,135 @@ TEST_CASE("fully_shard: gradients of a group with unused parameters are reduced 
   CHECK(comm.counts().at("reduce_scatter") == 1);
   CHECK(!block->down->weight.grad().defined());
   CHECK(DTensor(block->up->weight.grad()).placements() == Placements{Shard(0)});
+}
+
+TEST_CASE("fully_shard: a backward that fails leaves the gradients as they were") {
+  Sharded sharded;
+  sharded.loss().backward();
+  const Tensor& weight = sharded.model->head->weight;
+  const Tensor gradient = weight.grad();
+  auto* first = sharded.model->blocks[0]->as<Residual>();
+  const unsigned hook =
+      first->up->bias.register_hook([](const Tensor&) { throw std::runtime_error("a failing hook"); });
+  CHECK_THROWS(sharded.loss().backward());
+  CHECK(weight.grad().is_same(gradient));
+  first->up->bias.remove_hook(hook);
+  sharded.model->zero_grad();
+  sharded.loss().backward();
+  check_gradients(sharded);
+}
+
+TEST_CASE("fully_shard: a write to a parameter drops its gathered value") {
+  Sharded sharded;
+  const torch::NoGradGuard no_grad;
+  const Tensor before = full_tensor(sharded.model->forward(sharded.x));
+  for (const Tensor& p : sharded.model->parameters()) p.mul_(2);
+  Stack plain = make_stack();
+  for (const Tensor& p : plain->parameters()) p.mul_(2);
+  CHECK(torch::allclose(full_tensor(sharded.model->forward(sharded.x)), plain->forward(batch())));
+}
+
+TEST_CASE("fully_shard: Module::to() keeps the groups") {
+  Sharded sharded;
+  sharded.model->to(torch::kFloat);
+  CommDebugMode comm;
+  sharded.model->forward(sharded.x.to(torch::kFloat)).square().sum().backward();
+  CHECK(comm.counts().at("all_gather") == 2 * kBlocks);
+  CHECK(comm.counts().at("reduce_scatter") == kBlocks + 1);
+}
+
+TEST_CASE("fully_shard: a model made without data keeps its groups in to_empty()") {
+  const DeviceMesh mesh(world(), {4}, {"dp"});
+  Stack model{nullptr};
+  {
+    const MeshScope shapes(mesh.meta());
+    model = Stack(kBlocks, kWidth);
+  }
+  for (const auto& block : *model->blocks) fully_shard(*block, mesh);
+  fully_shard(*model, mesh);
+  to_empty(*model);
+  {
+    const torch::NoGradGuard no_grad;
+    for (const Tensor& p : model->parameters()) p.fill_(0.1);
+  }
+  CommDebugMode comm;
+  model->forward(ones({8, kWidth}, mesh, {Shard(0)})).sum().backward();
+  CHECK(comm.counts().at("all_gather") == 2 * kBlocks);
+  CHECK(comm.counts().at("reduce_scatter") == kBlocks + 1);
+}
+
+namespace {
+
+// Bytes per rank at the peak of a step: the parts of parameters and gradients, a gathered group and its gradients, the
+// group of the head, which stays, and what forward saves of the batch.
+struct Peak {
+  int64_t measured = 0, formula = 0;
+};
+
+Peak peak_of_step(const World& ranks, int64_t width) {
+  const DeviceMesh mesh(ranks, {ranks.size()}, {"dp"});
+  Stack model(4, width);
+  for (const auto& block : *model->blocks) fully_shard(*block, mesh);
+  fully_shard(*model, mesh);
+  const int64_t rows = 2;
+  const Tensor x = ones({rows * ranks.size(), width}, mesh, {Shard(0)});
+  ranks.memory().reset_peak();
+  model->forward(x).square().sum().backward();
+  int64_t own = 0, group = 0, head = 0;
+  for (const auto& p : model->named_parameters()) {
+    const Spec& spec = DTensor(p.value()).spec();
+    own += 2 * spec.max_local_bytes();
+    if (p.key().find("blocks.0.") == 0) group += spec.meta().bytes();
+    if (p.key().find("head.") == 0) head += spec.meta().bytes();
+  }
+  const int64_t saved = 4 * rows * (width + 2 * (width + 3)) * static_cast<int64_t>(sizeof(float));
+  return {ranks.memory().peak_bytes(), own + 2 * group + head + saved};
+}
+
+}  // namespace
+
+TEST_CASE("fully_shard: the peak of a step is that of the parts and two groups within 5 percent") {
+  for (const int64_t size : {4, 64}) {
+    const World ranks = size == 4 ? World::local(4) : World::abstract(size);
+    const auto [measured, formula] = peak_of_step(ranks, 125);
+    CAPTURE(size, measured, formula);
+    CHECK(static_cast<double>(measured) < 1.05 * static_cast<double>(formula));
+    CHECK(static_cast<double>(measured) > 0.9 * static_cast<double>(formula));
+  }
+}
+
+TEST_CASE("fully_shard: a step on 64 ranks without data has the collectives of a step with data") {
+  const DeviceMesh mesh(World::abstract(64), {64}, {"dp"});
+  Stack model = make_stack();
+  for (const auto& block : *model->blocks) fully_shard(*block, mesh);
+  fully_shard(*model, mesh);
+  for (int step = 0; step < 2; ++step) {
+    CommDebugMode comm;
+    model->forward(ones({64, kWidth}, mesh, {Shard(0)}, {.dtype = torch::kDouble})).sum().backward();
+    CHECK(comm.counts().at("all_gather") == 2 * kBlocks);
+    CHECK(comm.counts().at("reduce_scatter") == kBlocks + 1);
+    model->zero_grad();
+  }
+}
+
+TEST_CASE("fully_shard: refusals name the parameter or the mesh dim, and leave the module as it was") {
+  using Catch::Contains;
+  using testing::error_text;
+  const DeviceMesh mesh(world(), {2, 2}, {"dp", "tp"});
+  Stack model = make_stack();
+  CHECK_THAT(error_text([&] { fully_shard(*model, DeviceMesh()); }), Contains("[fully_shard] no mesh"));
+  CHECK_THAT(error_text([&] { fully_shard(*model, mesh); }), Contains("{.mesh_dim = \"dp\"}"));
+  CHECK_THAT(error_text([&] { fully_shard(*model, mesh, {.mesh_dim = "pp"}); }),
+             Contains("mesh_dim 'pp' is no dim of mesh(dp=2, tp=2)"));
+  CHECK(!is_dtensor(model->head->weight));
+  shard_parameter(*model, "head.weight", mesh, {Shard(0), Replicate()});
+  CHECK_THAT(error_text([&] { fully_shard(*model, mesh, {.mesh_dim = "dp"}); }),
+             Contains("'head.weight' is") && Contains("not replicated over the mesh dim 'dp'"));
+  CHECK(!is_dtensor(model->head->bias));
+  fully_shard(*model, mesh, {.mesh_dim = "tp"});
+  CHECK(DTensor(model->head->weight).placements() == Placements{Shard(0), Shard(0)});
+  CHECK_THAT(error_text([&] { fully_shard(*model->blocks[0], mesh, {.mesh_dim = "tp"}); }),
+             Contains("'up.weight'") && Contains("for submodules first"));
 }
 
 }  // namespace dtensor

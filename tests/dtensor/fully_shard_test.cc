@@ -1,17 +1,15 @@
+#include <iostream>
 // fully_shard(): training as on one device, with one gather per group and use and one reduction per group.
 #include "dtensor/fully_shard.h"
 
 #include <torch/nn.h>
 #include <torch/optim.h>
 
-#include <functional>
-#include <iostream>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "dtensor/dtensor.h"
-#include "examples/models/layouts.h"
 #include "examples/models/llama.h"
 #include "tests/testing/catch_torch.h"
 
@@ -96,15 +94,6 @@ void check_llama(examples::Llama model, const DeviceMesh& mesh) {
   }
 }
 
-// How often each module's parameters were gathered, and its gradients reduced.
-std::map<std::string, int> gathers(const CommDebugMode& comm) {
-  std::map<std::string, int> by_module;
-  for (const CommEvent& e : comm.events()) {
-    if (e.cause.op == "gather") ++by_module[e.cause.module_path];
-  }
-  return by_module;
-}
-
 }  // namespace
 
 TEST_CASE("fully_shard: a Llama trains as on one device") {
@@ -135,26 +124,125 @@ TEST_CASE("fully_shard: a tensor-parallel Llama trains as on one device") {
   }
 }
 
-TEST_CASE("fully_shard: counts") {
-  const DeviceMesh mesh(World::local(4), {4}, {"dp"});
-  examples::Llama model = make_llama(3);
-  shard_blocks(model, mesh, {});
-  torch::optim::AdamW optimizer(model->parameters(), 1e-2);
-  for (int step = 0; step < 2; ++step) {
-    optimizer.zero_grad();
-    CommDebugMode comm;
-    distributed_loss(model, mesh).backward();
-    std::cout << comm << "\n";
-    for (auto& [m, n] : gathers(comm)) std::cout << m << " " << n << "\n";
-    optimizer.step();
+TEST_CASE("fully_shard: a step of a Llama gathers each block twice, the last one and the rest once") {
+  for (const DeviceMesh& mesh :
+       {DeviceMesh(World::local(4), {4}, {"dp"}), DeviceMesh(World::local(4), {2, 2}, {"dp", "tp"})}) {
+    CAPTURE(mesh.to_string());
+    examples::Llama model = make_llama(3);
+    if (mesh.ndim() > 1) distribute_module(*model, mesh, examples::shard_llama);
+    shard_blocks(model, mesh, {.mesh_dim = "dp"});
+    torch::optim::AdamW optimizer(model->parameters(), 1e-2);
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      CommDebugMode comm;
+      distributed_loss(model, mesh).backward();
+      INFO(c10::str(comm));
+      std::map<std::string, int> gathers, reductions;
+      for (const CommEvent& e : comm.events()) {
+        if (e.cause.op != "gather" && e.cause.op != "gradient") continue;
+        CHECK(e.mesh_dims == "dp");
+        ++(e.cause.op == "gather" ? gathers : reductions)[e.cause.module_path];
+        CHECK(e.collective == (e.cause.op == "gather" ? Collective::kAllGather : Collective::kReduceScatter));
+      }
+      CHECK(gathers == std::map<std::string, int>{{"", 1}, {"blocks.0", 2}, {"blocks.1", 2}, {"blocks.2", 1}});
+      CHECK(reductions == std::map<std::string, int>{{"", 1}, {"blocks.0", 1}, {"blocks.1", 1}, {"blocks.2", 1}});
+      optimizer.step();
+    }
   }
-  const DeviceMesh two(World::local(4), {2, 2}, {"dp", "tp"});
-  model = make_llama(3);
-  distribute_module(*model, two, examples::shard_llama);
-  shard_blocks(model, two, {.mesh_dim = "dp"});
-  CommDebugMode comm;
-  distributed_loss(model, two).backward();
-  std::cout << comm << "\n";
 }
 
+namespace {
+
+// Uneven sizes, a weight that two layers share, a frozen layer, and a parameter without dims.
+struct MixedImpl : torch::nn::Module {
+  MixedImpl()
+      : first(register_module("first", torch::nn::Linear(5, 7))),
+        frozen(register_module("frozen", torch::nn::Linear(7, 7))),
+        norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({7})))),
+        last(register_module("last", torch::nn::Linear(5, 7))),
+        scale(register_parameter("scale", torch::ones({}))) {
+    for (Tensor& p : frozen->parameters()) p.set_requires_grad(false);
+  }
+  Tensor forward(const Tensor& x) {
+    const Tensor y = norm(torch::gelu(frozen(torch::tanh(first(x)))));
+    return torch::matmul(y, last->weight) * scale + last->bias.sum();
+  }
+
+  torch::nn::Linear first, frozen;
+  torch::nn::LayerNorm norm;
+  torch::nn::Linear last;
+  Tensor scale;
+};
+TORCH_MODULE(Mixed);
+
+Mixed make_mixed() {
+  torch::manual_seed(1);
+  Mixed model;
+  model->to(torch::kDouble);
+  model->last->weight.set_data(model->first->weight.detach());
+  return model;
+}
+
+}  // namespace
+
+TEST_CASE("fully_shard: uneven, tied, frozen parameters and one without dims train as on one device") {
+  for (const int64_t size : {2, 3, 4}) {
+    const DeviceMesh mesh(World::local(size), {size}, {"dp"});
+    CAPTURE(size);
+    Mixed models[2] = {make_mixed(), make_mixed()};
+    auto& [plain, model] = models;
+    fully_shard(*model, mesh);
+    CHECK(to_string(DTensor(model->scale).placements()) == "R");
+    const Tensor x = torch::arange(40, torch::kDouble).view({8, 5}).sin();
+    const Tensor shared = distribute_tensor(x, mesh, {Shard(0)});
+    torch::optim::AdamW plain_optimizer(plain->parameters(), 1e-2), optimizer(model->parameters(), 1e-2);
+    for (int step = 0; step < 3; ++step) {
+      plain_optimizer.zero_grad();
+      optimizer.zero_grad();
+      plain->forward(x).square().mean().backward();
+      CommDebugMode comm;
+      model->forward(shared).square().mean().backward();
+      CHECK(comm.counts().at("all_gather") == 1);
+      CHECK(comm.counts().at("reduce_scatter") == 1);
+      plain_optimizer.step();
+      optimizer.step();
+      const auto expected = plain->named_parameters();
+      for (const auto& p : model->named_parameters()) {
+        INFO(p.key());
+        CHECK(torch::allclose(whole(p.value()), expected[p.key()], 1e-9, 1e-11));
+      }
+    }
+  }
+}
+
+TEST_CASE("print") {
+  struct ClassifierImpl : torch::nn::Module {
+  ClassifierImpl(int64_t words, int64_t width, int64_t classes)
+      : table(register_module("table", torch::nn::Embedding(words, width))),
+        up(register_module("up", torch::nn::Linear(width, 4 * width))),
+        down(register_module("down", torch::nn::Linear(4 * width, classes))) {}
+  torch::Tensor forward(const torch::Tensor& ids) {  // [batch, length] -> [batch, classes]
+    const auto weights = torch::softmax(torch::arange(ids.size(1), torch::kFloat), 0);  // later words count more
+    const auto x = torch::matmul(weights, table(ids));
+    return down(torch::gelu(up(x)));
+  }
+  torch::nn::Embedding table;
+  torch::nn::Linear up, down;
+};
+TORCH_MODULE(Classifier);
+DeviceMesh mesh(World::local(4), {4}, {"dp"});
+torch::manual_seed(0);
+Classifier model(11, 6, 3);
+fully_shard(*model->up, mesh);
+fully_shard(*model->down, mesh);
+fully_shard(*model, mesh);  // the table
+std::cout << DTensor(model->up->weight).spec().to_short_string() << "\n";
+
+const auto ids = distribute_tensor(torch::randint(11, {8, 5}), mesh, {Shard(0)});
+const auto targets = distribute_tensor(torch::randint(3, {8}), mesh, {Shard(0)});
+MeshScope scope(mesh);
+CommDebugMode comm;
+torch::nn::functional::cross_entropy(model(ids), targets).backward();
+std::cout << comm;
+}
 }  // namespace dtensor
