@@ -75,13 +75,13 @@ void ParameterGroup::gather(const at::Tensor& first) {
 }
 
 void ParameterGroup::drop() {
+  const auto is_of_group = [&](const RememberedBytes::Entry& entry) {
+    const auto memory = entry.of.lock();
+    return memory && group_of_memory(*memory) == this;
+  };
   for (const at::Tensor& p : parameters_->leaves()) {
-    if (!is_dtensor(p)) continue;
-    const auto gathered = gathered_of(spec_of(p)->mesh());
-    drop_entries(gathered->evict_if([&](const RememberedBytes::Entry& entry) {
-      const auto memory = entry.of.lock();
-      return memory && group_of_memory(*memory) == this;
-    }));
+    if (!is_dtensor(p) || spec_of(p)->mesh().size(mesh_dim_) == 1) continue;
+    return drop_entries(gathered_of(spec_of(p)->mesh())->evict_if(is_of_group));  // all are on one mesh
   }
 }
 

@@ -1,4 +1,3 @@
-#include <iostream>
 // fully_shard(): training as on one device, with one gather per group and use and one reduction per group.
 #include "dtensor/fully_shard.h"
 
@@ -215,34 +214,4 @@ TEST_CASE("fully_shard: uneven, tied, frozen parameters and one without dims tra
   }
 }
 
-TEST_CASE("print") {
-  struct ClassifierImpl : torch::nn::Module {
-  ClassifierImpl(int64_t words, int64_t width, int64_t classes)
-      : table(register_module("table", torch::nn::Embedding(words, width))),
-        up(register_module("up", torch::nn::Linear(width, 4 * width))),
-        down(register_module("down", torch::nn::Linear(4 * width, classes))) {}
-  torch::Tensor forward(const torch::Tensor& ids) {  // [batch, length] -> [batch, classes]
-    const auto weights = torch::softmax(torch::arange(ids.size(1), torch::kFloat), 0);  // later words count more
-    const auto x = torch::matmul(weights, table(ids));
-    return down(torch::gelu(up(x)));
-  }
-  torch::nn::Embedding table;
-  torch::nn::Linear up, down;
-};
-TORCH_MODULE(Classifier);
-DeviceMesh mesh(World::local(4), {4}, {"dp"});
-torch::manual_seed(0);
-Classifier model(11, 6, 3);
-fully_shard(*model->up, mesh);
-fully_shard(*model->down, mesh);
-fully_shard(*model, mesh);  // the table
-std::cout << DTensor(model->up->weight).spec().to_short_string() << "\n";
-
-const auto ids = distribute_tensor(torch::randint(11, {8, 5}), mesh, {Shard(0)});
-const auto targets = distribute_tensor(torch::randint(3, {8}), mesh, {Shard(0)});
-MeshScope scope(mesh);
-CommDebugMode comm;
-torch::nn::functional::cross_entropy(model(ids), targets).backward();
-std::cout << comm;
-}
 }  // namespace dtensor
