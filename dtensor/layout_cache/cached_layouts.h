@@ -21,8 +21,8 @@ at::Tensor base_of_view(const at::Tensor& t);
 // The local tensors of `t` after `plan`, if they are cached or can be derived from a cached copy of the base. For
 // operators that only read them.
 std::optional<RankTensors> find_cached_layout(const at::Tensor& t, const RedistributePlan& plan);
-// `t` in the layout `to`, if it is cached or can be derived from a cached copy of the base; undefined without such. Only
-// to be read.
+// `t` in the layout `to`, if it is cached or can be derived from a cached copy of the base; undefined without such.
+// Only to be read.
 at::Tensor find_copy(const at::Tensor& t, const Placements& to);
 // Partial `t`, reduced before and cached; undefined without such. A copy reduced to shards does not count: an operator
 // that needs the full tensor would gather it.

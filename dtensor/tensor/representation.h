@@ -30,7 +30,7 @@ namespace dtensor::internal {
 
 struct StorageCache;  // layout_cache/storage_cache.h
 struct ModuleTraits;  // module_traits.h
-class AppliedStyle;   // parallelize_module.h
+class AppliedStyle;   // parallel/applied_style.h
 
 struct LocalStorage;
 
