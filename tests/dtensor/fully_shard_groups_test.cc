@@ -223,6 +223,23 @@ TEST_CASE("fully_shard: a backward that fails leaves the gradients as they were"
   check_gradients(sharded);
 }
 
+TEST_CASE("fully_shard: what an operator on a gathered parameter communicates is reported by the parameter's module") {
+  const DeviceMesh mesh(world(), {2, 2}, {"dp", "tp"});
+  Stack model = make_stack();
+  for (const auto& block : *model->blocks) fully_shard(*block, mesh, {.mesh_dim = "dp"});
+  fully_shard(*model, mesh, {.mesh_dim = "dp"});
+  const Tensor x = distribute_tensor(batch(), mesh, {Shard(0), Partial()});
+  CommDebugMode comm;
+  model->forward(x);
+  int reductions = 0;
+  for (const CommEvent& e : comm.events()) {
+    if (e.cause.op == "gather") continue;
+    CHECK(!e.cause.module_path.empty());
+    ++reductions;
+  }
+  CHECK(reductions > 0);
+}
+
 TEST_CASE("fully_shard: a write to a parameter drops its gathered value") {
   Sharded sharded;
   const torch::NoGradGuard no_grad;

@@ -53,7 +53,9 @@ void use_gathered_parameters(const OpInfo& info, Inputs& in) {
     const auto group = parameter_group_of(t);
     if (!group) continue;
     at::Tensor gathered = group->gathered(t);
-    if (gathered.defined()) t = std::move(gathered);
+    if (!gathered.defined()) continue;
+    mutable_hints(gathered).name = meta_without_sync(t).name;  // for reports of what the call communicates
+    t = std::move(gathered);
   }
 }
 
