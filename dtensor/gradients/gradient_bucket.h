@@ -30,7 +30,8 @@ namespace dtensor::internal {
 bool may_wait_in_bucket();
 
 // Inside backward: lets `gradient` pass to `leaf`.grad in its layout, if possible, and redistributes .grad to the
-// leaf's layout before backward() returns. An existing .grad gets the gradient's layout meanwhile (open_gradient()).
+// leaf's layout before backward() returns. An existing .grad gets the gradient's layout meanwhile (open_gradient()), or
+// is put aside, if the leaf is of a LeafGroup.
 // Returns false, and does nothing, if that is not possible.
 bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient);
 
