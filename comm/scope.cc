@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "comm/forward_again.h"
+#include "comm/recompute_guard.h"
 
 namespace dtensor::internal {
 namespace {
@@ -18,9 +18,9 @@ thread_local int64_t backward_around = -1;
 
 }  // namespace
 
-ForwardAgainGuard::ForwardAgainGuard()
+RecomputeGuard::RecomputeGuard()
     : before_(std::exchange(backward_around, torch::autograd::get_current_graph_task_id())) {}
-ForwardAgainGuard::~ForwardAgainGuard() { backward_around = before_; }
+RecomputeGuard::~RecomputeGuard() { backward_around = before_; }
 
 bool in_backward() {
   const int64_t backward = torch::autograd::get_current_graph_task_id();

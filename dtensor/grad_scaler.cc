@@ -8,9 +8,14 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <cmath>
+#include <set>
 #include <utility>
 
+#include "dtensor/from_local.h"
+#include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor {
 namespace {
@@ -22,6 +27,12 @@ std::vector<std::vector<at::Tensor>> gradients_of(torch::optim::Optimizer& optim
     for (const at::Tensor& parameter : group.params()) {
       const at::Tensor& grad = parameter.grad();
       if (!grad.defined()) continue;
+      TORCH_CHECK(grad.scalar_type() != at::kHalf,
+                  "[GradScaler] a gradient is in float16, which would lose what the scale has kept: keep parameters in "
+                  "float32 and use autocast");
+      TORCH_CHECK(!is_dtensor(grad) || !internal::spec_of(grad)->has_partial(), "[GradScaler] a gradient is ",
+                  is_dtensor(grad) ? internal::spec_of(grad)->to_string() : "",
+                  ": call reduce_gradients(parameters) before");
       const auto list = std::find_if(lists.begin(), lists.end(), [&](const auto& l) {
         return l[0].device() == grad.device() && l[0].scalar_type() == grad.scalar_type();
       });
@@ -33,6 +44,30 @@ std::vector<std::vector<at::Tensor>> gradients_of(torch::optim::Optimizer& optim
     }
   }
   return lists;
+}
+
+// The meshes of the parameters, also of those whose ranks other processes own.
+std::vector<DeviceMesh> meshes_of(torch::optim::Optimizer& optimizer) {
+  std::vector<DeviceMesh> meshes;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& p : group.params()) {
+      if (!is_dtensor(p)) continue;
+      const DeviceMesh& mesh = internal::spec_of(p)->mesh();
+      if (std::find(meshes.begin(), meshes.end(), mesh) == meshes.end()) meshes.push_back(mesh);
+    }
+  }
+  return meshes;
+}
+
+// Whether `found` is true on a rank of any of `meshes`.
+bool found_on_any(const std::vector<DeviceMesh>& meshes, bool found) {
+  if (meshes.size() < 2) return found;  // the operator has told all ranks of one mesh
+  std::set<int64_t> ranks;
+  for (const DeviceMesh& mesh : meshes) ranks.insert(mesh.ranks().begin(), mesh.ranks().end());
+  const DeviceMesh all(meshes[0].world(), {static_cast<int64_t>(ranks.size())}, {"all"}, {ranks.begin(), ranks.end()});
+  const PlainFactories plain;
+  const std::vector<at::Tensor> flags(all.local_ranks().size(), at::full({1}, found ? 1. : 0., at::kFloat));
+  return full_tensor(from_local(flags, all, {Partial(ReduceOp::kMax)})).item<float>() != 0;
 }
 
 }  // namespace
@@ -61,6 +96,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
   const auto lists = gradients_of(optimizer);
   TORCH_CHECK(!lists.empty(), "[GradScaler] no parameter of the optimizer has a gradient: call backward() before");
+  unscaled_.push_back({&optimizer, /*found_inf=*/false, /*stepped=*/false});
   bool found = false;
   for (const std::vector<at::Tensor>& gradients : lists) {
     const PlainFactories plain;
@@ -69,7 +105,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
     at::_amp_foreach_non_finite_check_and_unscale_(gradients, found_inf, at::full({1}, 1 / scale_, options));
     found = found_inf.item<float>() != 0 || found;
   }
-  unscaled_.push_back({&optimizer, found, /*stepped=*/false});
+  unscaled_.back().found_inf = found_on_any(meshes_of(optimizer), found);
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
@@ -88,14 +124,15 @@ void GradScaler::update() {
   growth_tracker_ = found ? 0 : growth_tracker_ + 1;
   if (found) {
     scale_ *= options_.backoff_factor;
-  } else if (growth_tracker_ == options_.growth_interval) {
+  } else if (growth_tracker_ >= options_.growth_interval) {
     scale_ *= options_.growth_factor;
     growth_tracker_ = 0;
   }
 }
 
 void GradScaler::set_state(double scale, int64_t growth_tracker) {
-  TORCH_CHECK_VALUE(scale > 0, "[GradScaler] the scale is ", scale, "; it must be above 0");
+  TORCH_CHECK_VALUE(scale > 0 && std::isfinite(scale), "[GradScaler] the scale is ", scale,
+                    "; it must be finite and above 0");
   TORCH_CHECK_VALUE(growth_tracker >= 0, "[GradScaler] growth_tracker is ", growth_tracker,
                     "; it must not be negative");
   scale_ = scale;

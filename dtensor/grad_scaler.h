@@ -1,5 +1,6 @@
-// Scales the loss for training in float16, whose gradients would otherwise become zero, and skips steps whose gradients
-// are infinite or nan. All ranks decide alike: an infinity on one rank counts on all.
+// Scales the loss for training under autocast to float16, whose gradients would otherwise become zero, and skips steps
+// whose gradients are infinite or nan. All ranks decide alike: an infinity on one rank of a mesh counts on all ranks of
+// all meshes of the optimizer's parameters.
 //
 //   GradScaler scaler;
 //   scaler.scale(loss).backward();
@@ -8,7 +9,8 @@
 //   scaler.step(optimizer);
 //   scaler.update();
 //
-// Communicates once for each mesh of the gradients, in unscale_(). Parameters may be plain, too.
+// Communicates in unscale_(): once for each mesh of the gradients, and once more if there are several meshes, as in a
+// pipeline. Parameters are in float32; plain ones of a process count in this process alone.
 // Source: torch.amp.GradScaler; Micikevicius et al., Mixed Precision Training, ICLR 2018.
 #pragma once
 
@@ -38,7 +40,8 @@ class GradScaler {
   // loss * get_scale(), differentiable.
   at::Tensor scale(const at::Tensor& loss) const;
   // Divides the gradients of the optimizer's parameters by the scale. All ranks call it alike.
-  // Errors (c10::Error): called twice before update(); no parameter has a gradient.
+  // Errors (c10::Error): called twice before update(); no parameter has a gradient; a gradient in float16, which would
+  // lose what the scale has kept, or one that is Partial. After an error of the operator itself: zero_grad(), update().
   void unscale_(torch::optim::Optimizer& optimizer);
   // unscale_(), unless it was called, and optimizer.step(), unless a gradient is infinite or nan. Returns whether the
   // optimizer stepped. Error (c10::Error): called twice before update().
@@ -48,6 +51,7 @@ class GradScaler {
 
   double get_scale() const { return scale_; }
   // For checkpoints: how many steps in a row had no infinity. set_state() takes what get_scale() and this returned.
+  // Error (ValueError): a scale that is not finite or not above 0, or a negative number.
   int64_t growth_tracker() const { return growth_tracker_; }
   void set_state(double scale, int64_t growth_tracker);
 

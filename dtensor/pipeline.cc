@@ -9,6 +9,7 @@
 #include <memory>
 #include <utility>
 
+#include "dtensor/module_layouts.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "dtensor/tensor/representation.h"
@@ -33,6 +34,15 @@ Placements same_on(const DeviceMesh& to, const at::Tensor& t) {
   TORCH_CHECK_VALUE(spec.mesh().ndim() == to.ndim(), "[Pipeline] an activation moves from ", spec.mesh().to_string(),
                     " to ", to.to_string(), ": give the stage input_placements, as the meshes have different dims");
   return without_partials(spec.placements());
+}
+
+void check_on_mesh(const torch::nn::Module& module, const std::string& path, const DeviceMesh& mesh) {
+  for (const auto& p : module.named_parameters()) {
+    TORCH_CHECK_VALUE(!p.value().defined() || spec_of(p.value())->mesh() == mesh, "[pipeline_stages] '", path, ".",
+                      p.key(), "' is ", spec_of(p.value())->to_string(), " of ranks ",
+                      c10::IntArrayRef(spec_of(p.value())->mesh().ranks()), ", and its stage is on ranks ",
+                      c10::IntArrayRef(mesh.ranks()), ". Two stages cannot share a weight: give each its own.");
+  }
 }
 
 }  // namespace
@@ -95,6 +105,8 @@ std::vector<at::Tensor> Pipeline::step(
       const MeshScope scope(stages_[stage].mesh);
       const at::Tensor value = loss(output, m);
       check_on_stage(value, stages_[stage].mesh, "loss", stage);
+      TORCH_CHECK_VALUE(value.numel() == 1, "[Pipeline] the loss of micro-batch ", m, " has the shape ", value.sizes(),
+                        "; it must have one element");
       losses[m] = value.detach();
       cell.root = value / static_cast<double>(micro_batches);
       return;
@@ -110,7 +122,8 @@ std::vector<at::Tensor> Pipeline::step(
     if (cell.root.requires_grad()) torch::autograd::backward({cell.root}, {cell.gradient});
     if (stage == 0 || !cell.input.requires_grad()) return;
     Step::Cell& before = step.at(stage - 1, m);
-    TORCH_CHECK_VALUE(cell.input.grad().defined(), "[Pipeline] stage ", stage, " does not use its input");
+    TORCH_CHECK_VALUE(cell.input.grad().defined(), "[Pipeline] micro-batch ", m, ": what stage ", stage,
+                      " gives has no gradient for the stage's input: it does not depend on it, or was detached");
     before.gradient =
         redistribute(cell.input.grad(), stages_[stage - 1].mesh, without_partials(spec_of(before.root)->placements()));
   };
@@ -185,16 +198,17 @@ std::vector<PipelineStage> pipeline_stages(torch::nn::SequentialImpl& model, con
     auto part = std::make_shared<torch::nn::SequentialImpl>();
     for (int64_t i = first_modules[s]; i < end; ++i) {
       const auto module = model.ptr(i);
-      const std::string path = std::to_string(i);
+      const std::string path = model.named_children()[i].key();
       const auto in_model = [&](const std::string& name, torch::nn::Module& m, const DeviceMesh& on) {
         partition_fn(name.empty() ? path : path + "." + name, m, on);
       };
-      const std::vector<at::Tensor> parameters = module->parameters();
-      const bool is_new = std::none_of(parameters.begin(), parameters.end(),
-                                       [](const at::Tensor& p) { return p.defined() && is_dtensor(p); });
-      if (is_new) distribute_module(*module, stage.mesh, partition_fn ? PartitionFn(in_model) : nullptr);
+      distribute_rest_of_module(*module, stage.mesh, partition_fn ? PartitionFn(in_model) : nullptr);
       name_parameters(*module, path);
-      for (const at::Tensor& p : module->parameters()) stage.parameters.push_back(p);
+      check_on_mesh(*module, path, stage.mesh);
+      for (const at::Tensor& p : module->parameters()) {
+        const auto is_p = [&](const at::Tensor& other) { return other.is_same(p); };
+        if (std::none_of(stage.parameters.begin(), stage.parameters.end(), is_p)) stage.parameters.push_back(p);
+      }
       part->push_back(*(model.begin() + i));
     }
     stage.forward = [part](const at::Tensor& x) { return part->forward(x); };

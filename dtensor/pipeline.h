@@ -37,7 +37,8 @@ struct PipelineStage {
   // From the activation of the stage before, or the input, on `mesh`, to the activation on `mesh`, with operators that
   // autograd knows. Runs in a MeshScope of `mesh`.
   std::function<at::Tensor(const at::Tensor&)> forward;
-  // Their gradients are reduced once a step, after the last micro-batch; others once for each micro-batch.
+  // Their gradients are reduced once a step, after the last micro-batch. Those of other parameters that `forward` uses
+  // stay Partial: call reduce_gradients().
   std::vector<at::Tensor> parameters;
   // Of the activation before `forward`. Empty: as it left the stage before, with Partial as Replicate.
   Placements input_placements;
@@ -50,11 +51,11 @@ class Pipeline {
   Pipeline(std::vector<PipelineStage> stages, PipelineSchedule schedule);
 
   // Forward and backward of one step in the order of the schedule. Adds to the gradients of the parameters those of the
-  // mean over micro-batches of `loss(output, micro_batch)`, a scalar. `inputs`: one for each micro-batch, on the first
-  // stage's mesh. Returns the losses, without autograd history, on the last stage's mesh: redistribute() brings them to
-  // another one. All processes call it alike.
-  // Errors (ValueError): another number of inputs than micro-batches; an input, an activation or a loss that is plain
-  // or on another mesh. After an error some gradients may have been added to: set them to zero.
+  // mean over micro-batches of `loss(output, micro_batch)`, of one element. `inputs`: one for each micro-batch, on the
+  // first stage's mesh. Returns the losses, without autograd history, on the last stage's mesh: redistribute() brings
+  // them to another one. All processes call it alike. Errors (ValueError): another number of inputs than micro-batches;
+  // an input, an activation or a loss that is plain or on another mesh; a loss of several elements. After an error some
+  // gradients may have been added to: set them to zero.
   std::vector<at::Tensor> step(const std::vector<at::Tensor>& inputs,
                                const std::function<at::Tensor(const at::Tensor& output, int64_t micro_batch)>& loss);
 
@@ -77,9 +78,10 @@ class Pipeline {
 std::vector<DeviceMesh> pipeline_meshes(const DeviceMesh& mesh, std::string_view dim);
 
 // Stages of a Sequential: stage s has the modules from first_modules[s] to before first_modules[s + 1], on
-// meshes[s % meshes.size()]. Modules that are not distributed yet are, by distribute_module() with `partition_fn`,
-// whose names are paths in `model` ("3.attn"). Errors (ValueError): first_modules does not begin with 0 or does not
-// increase, or exceeds the number of modules.
+// meshes[s % meshes.size()]. Parameters that are not distributed yet are: as `partition_fn` shards them, whose names
+// are paths in `model` ("3.attn"), others replicated. Errors (ValueError): first_modules does not begin with 0 or does
+// not increase, or exceeds the number of modules; a parameter on another mesh than its stage, as of a weight that two
+// stages share.
 std::vector<PipelineStage> pipeline_stages(torch::nn::SequentialImpl& model, const std::vector<int64_t>& first_modules,
                                            const std::vector<DeviceMesh>& meshes,
                                            const PartitionFn& partition_fn = nullptr);

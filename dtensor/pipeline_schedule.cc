@@ -19,7 +19,7 @@ using ActionKey = std::tuple<Kind, int64_t, int64_t>;
 
 ActionKey key_of(const PipelineAction& a) { return {a.kind, a.stage, a.micro_batch}; }
 
-std::string text_of(const PipelineAction& a) {
+std::string action_text(const PipelineAction& a) {
   return absl::StrCat(a.kind == Kind::kForward ? "forward" : "backward", " of micro-batch ", a.micro_batch,
                       " in stage ", a.stage);
 }
@@ -45,10 +45,10 @@ void check_complete(const PipelineSchedule& s) {
     for (const PipelineAction& a : s.actions[r]) {
       TORCH_CHECK_VALUE(
           a.stage >= 0 && a.stage < s.num_stages && a.micro_batch >= 0 && a.micro_batch < s.num_micro_batches,
-          "[pipeline schedule] ", s.name, ": there is no ", text_of(a));
-      TORCH_CHECK_VALUE(s.rank_of(a.stage) == r, "[pipeline schedule] ", s.name, ": rank ", r, " has the ", text_of(a),
-                        ", which is on rank ", s.rank_of(a.stage));
-      TORCH_CHECK_VALUE(seen.insert(key_of(a)).second, "[pipeline schedule] ", s.name, " has the ", text_of(a),
+          "[pipeline schedule] ", s.name, ": there is no ", action_text(a));
+      TORCH_CHECK_VALUE(s.rank_of(a.stage) == r, "[pipeline schedule] ", s.name, ": rank ", r, " has the ",
+                        action_text(a), ", which is on rank ", s.rank_of(a.stage));
+      TORCH_CHECK_VALUE(seen.insert(key_of(a)).second, "[pipeline schedule] ", s.name, " has the ", action_text(a),
                         " twice");
     }
   }
@@ -56,7 +56,7 @@ void check_complete(const PipelineSchedule& s) {
     for (int64_t m = 0; m < s.num_micro_batches; ++m) {
       for (const Kind kind : {Kind::kForward, Kind::kBackward}) {
         const PipelineAction a{kind, stage, m};
-        TORCH_CHECK_VALUE(seen.contains(key_of(a)), "[pipeline schedule] ", s.name, " lacks the ", text_of(a));
+        TORCH_CHECK_VALUE(seen.contains(key_of(a)), "[pipeline schedule] ", s.name, " lacks the ", action_text(a));
       }
     }
   }
@@ -84,6 +84,9 @@ std::string label(const PipelineSchedule& s, const PipelineAction& a) {
 }  // namespace
 
 PipelineTimeline PipelineSchedule::simulate(const PipelineTimes& times) const {
+  TORCH_CHECK_VALUE(times.forward >= 0 && times.backward >= 0 && times.transfer >= 0,
+                    "[pipeline schedule] a time is negative: forward ", times.forward, ", backward ", times.backward,
+                    ", transfer ", times.transfer);
   check_complete(*this);
   PipelineTimeline timeline;
   timeline.ranks.resize(actions.size());
@@ -119,9 +122,9 @@ PipelineTimeline PipelineSchedule::simulate(const PipelineTimes& times) const {
   }
   for (int64_t r = 0; r < num_ranks; ++r) {
     TORCH_CHECK_VALUE(next[r] == actions[r].size(), "[pipeline schedule] ", name, ": rank ", r,
-                      " would wait forever for what the ", text_of(actions[r][next[r]]), " needs");
+                      " would wait forever for what the ", action_text(actions[r][next[r]]), " needs");
   }
-  timeline.bubble = 1 - work / (static_cast<double>(num_ranks) * timeline.seconds);
+  if (timeline.seconds > 0) timeline.bubble = 1 - work / (static_cast<double>(num_ranks) * timeline.seconds);
   return timeline;
 }
 
@@ -138,8 +141,10 @@ std::vector<PipelineAction> PipelineSchedule::order() const {
 }
 
 int64_t PipelineSchedule::peak_in_flight(int64_t rank) const {
+  TORCH_CHECK_VALUE(rank >= 0 && rank < num_ranks, "[pipeline schedule] there is no rank ", rank, "; ", name, " has ",
+                    num_ranks);
   int64_t now = 0, peak = 0;
-  for (const PipelineAction& a : actions.at(rank)) {
+  for (const PipelineAction& a : actions[rank]) {
     now += a.kind == Kind::kForward ? 1 : -1;
     peak = std::max(peak, now);
   }
@@ -185,7 +190,7 @@ std::string PipelineTimeline::to_svg() const {
       absl::StrAppendFormat(&svg,
                             "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\" stroke=\"white\">"
                             "<title>%s</title></rect>\n",
-                            left, top, width, kRow - 4, is_forward ? "#7aa6d9" : "#8cc084", text_of(span.action));
+                            left, top, width, kRow - 4, is_forward ? "#7aa6d9" : "#8cc084", action_text(span.action));
       absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"%.1f\">%d</text>\n", left + 3, top + 16,
                             span.action.micro_batch);
     }

@@ -51,12 +51,13 @@ struct PipelineSchedule {
 
   int64_t rank_of(int64_t stage) const { return stage % num_ranks; }
 
-  // When each action runs. Error (ValueError): the ranks would wait for one another forever, or an action is missing,
-  // twice, or on the wrong rank; the text names it.
+  // When each action runs. Errors (ValueError): a negative time; the ranks would wait for one another forever, or an
+  // action is missing, twice, or on the wrong rank; the text names it.
   PipelineTimeline simulate(const PipelineTimes& times = {}) const;
   // All actions by the time at which they begin, with ties by rank: an order in which one program can run them all.
   std::vector<PipelineAction> order() const;
-  // Micro-batches whose forward has run on `rank` and whose backward has not, at most: what its activations take.
+  // Activations that `rank` holds at most: those of micro-batches whose forward has run in a stage and whose backward
+  // has not, counted for each of its stages. Error (ValueError): no such rank.
   int64_t peak_in_flight(int64_t rank) const;
   // A row for each pipeline rank: "F0 F1 .  B0"; forward one column wide and backward two, '.' for waiting. With
   // several stages on a rank, "F0.2" is micro-batch 2 in the rank's first stage.

@@ -6,6 +6,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/types/span.h"
 #include "comm/scope.h"
@@ -53,6 +54,7 @@ class ListCall {
 
   bool read_lists();
   bool decide(size_t n);
+  bool writes_one_memory_twice() const;
   Tensors tensors_of(size_t n) const;  // of the n-th call; empty: one is plain
   void check_hooks(const Tensors& tensors) const;
   std::shared_ptr<const Decision> find_decision(size_t n, const Tensors& tensors, bool mutable_layout);
@@ -174,7 +176,7 @@ bool ListCall::decide(size_t n) {
 
 bool ListCall::decide() {
   resolved_ = &element_.resolve();
-  if (element_.handler != nullptr || !resolved_->rule || calls_are_observed() || !read_lists()) return false;
+  if (element_.handler != nullptr || !resolved_->rule || calls_are_decided_otherwise() || !read_lists()) return false;
   writes_ = element_.args[first_tensor_].written;
   if (writes_ && CallHook::watching() != nullptr) return false;
   if (resolved_->rule->uses_gradient_target && in_backward()) return false;
@@ -182,7 +184,16 @@ bool ListCall::decide() {
   for (size_t n = 0; n < count_; ++n) {
     if (!decide(n)) return false;
   }
-  return true;
+  // Kernels of a device may compute the tensors of a list at the same time.
+  return !writes_ || first_tensor(0).is_cpu() || !writes_one_memory_twice();
+}
+
+bool ListCall::writes_one_memory_twice() const {
+  absl::flat_hash_set<const LocalStorage*> written;
+  for (size_t n = 0; n < count_; ++n) {
+    if (!written.insert(meta_without_sync(first_tensor(n)).storage.get()).second) return true;
+  }
+  return false;
 }
 
 // The arguments of `op` on local rank r.

@@ -12,9 +12,9 @@ namespace dtensor::internal {
 // argument than its first tensor.
 //
 // False, and nothing was done, unless all calls of `element` are as those of typed kernels (internal/typed_kernels.h):
-// their decisions are cached, no tensor is plain, moves or is Partial, and nothing observes or decides the calls of
-// this thread. Then the caller calls `element` for one tensor of the lists after the other. Both ways give the same
-// results, in the same layouts.
+// their decisions are cached, no tensor is plain, moves or is Partial, and no scope decides or limits the calls of
+// this thread. Listeners make no difference, as one rank may have some. Then the caller calls `element` for one tensor
+// of the lists after the other. Both ways give the same results, in the same layouts.
 bool run_on_local_lists(const OpInfo& op, const OpInfo& element, torch::jit::Stack& stack);
 
 }  // namespace dtensor::internal

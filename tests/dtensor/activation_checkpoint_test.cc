@@ -228,6 +228,52 @@ TEST_CASE("before backward, eight checkpointed blocks of 64 columns hold less th
   CHECK(checkpointed * 3 < usual);
 }
 
+TEST_CASE("after backward, and after grad() of one parameter, checkpointed parts hold no memory") {
+  const World world = World::local(2);
+  const DeviceMesh mesh(world, {2, 1}, {"dp", "tp"});
+  Model model(64, 4);
+  model.distribute(mesh);
+  const Tensor x = distribute_tensor(torch::ones({512, 64}, torch::kDouble), mesh, {Shard(0), Replicate()});
+  const auto step = [&](bool all) {
+    MeshScope scope(mesh);
+    const Tensor loss = model.forward(x, true);
+    if (all) {
+      loss.backward();
+    } else {
+      torch::autograd::grad({loss}, {model.blocks[3]->down->weight});
+    }
+  };
+  step(true);  // makes the gradients
+  const int64_t before = world.memory().live_bytes();
+  for (int i = 0; i < 3; ++i) {
+    step(true);
+    CHECK(world.memory().live_bytes() == before);
+    step(false);
+    CHECK(world.memory().live_bytes() == before);
+  }
+}
+
+TEST_CASE("an input that was written to in place after checkpoint() is an error in backward") {
+  const Tensor x = batch().requires_grad_() * 1;
+  const Tensor y = checkpoint([](const Tensor& t) { return t.exp(); }, x);
+  x.add_(1);
+  CHECK_THROWS_WITH(y.sum().backward(), Catch::Matchers::Contains("input 0 of the function, Double [8, 6]"));
+}
+
+TEST_CASE("a tensor that an operator of the function saved, and that is written to in place later, is an error") {
+  const Tensor x = batch().requires_grad_();
+  const Tensor y = checkpoint([](const Tensor& t) { return t.exp().add_(1); }, x);
+  CHECK_THROWS_WITH(y.sum().backward(), Catch::Matchers::Contains("after an operator had saved it for backward"));
+}
+
+TEST_CASE("grad() of operators of the checkpointed function inside the function is an error that says so") {
+  const Tensor x = batch().requires_grad_();
+  const auto function = [](const Tensor& t) {
+    return torch::autograd::grad({t.exp().sum()}, {t}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
+  };
+  CHECK_THROWS_WITH(checkpoint(function, x), Catch::Matchers::Contains("inside the checkpointed function"));
+}
+
 TEST_CASE("under autocast to bfloat16, a checkpoint computes in bfloat16 again in a backward without autocast") {
   Model model;
   for (Block& block : model.blocks) block->to(torch::kFloat);

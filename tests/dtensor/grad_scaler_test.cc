@@ -1,6 +1,7 @@
 // GradScaler on distributed parameters: the same steps, skips and scales as on one device.
 #include "dtensor/grad_scaler.h"
 
+#include <ATen/autocast_mode.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -94,23 +95,60 @@ TEST_CASE("after growth_interval steps without infinities the scale grows") {
     CHECK(scaler.get_scale() == expected);
   }
   GradScaler loaded;
+  CHECK_THROWS_WITH(loaded.set_state(std::numeric_limits<double>::infinity(), 0),
+                    Catch::Matchers::Contains("the scale is inf"));
   loaded.set_state(scaler.get_scale(), scaler.growth_tracker());
   CHECK(loaded.get_scale() == 32);
 }
 
-TEST_CASE("gradients in float16 that are zero without a scale are kept with one") {
+TEST_CASE("under autocast to float16, gradients that are zero without a scale are kept with one") {
   Sharded sharded;
-  sharded.layer->to(torch::kHalf);
-  const auto small_loss = [&] {
-    const Tensor x = distribute_tensor(batch().to(torch::kHalf), sharded.mesh, {Shard(0), Replicate()});
-    return sharded.layer(x).sum().to(torch::kFloat) * 1e-8;
+  sharded.layer->to(torch::kFloat);
+  const auto gradient = [&](GradScaler* scaler) {
+    sharded.zero_grad();
+    const Tensor x = distribute_tensor(batch().to(torch::kFloat), sharded.mesh, {Shard(0), Replicate()});
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, torch::kHalf);
+    const Tensor y = sharded.layer(x);
+    at::autocast::clear_cache();
+    at::autocast::set_autocast_dtype(at::kCPU, torch::kBFloat16);
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    const Tensor loss = y.to(torch::kFloat).sum() * 1e-8;
+    (scaler != nullptr ? scaler->scale(loss) : loss).backward();
+    if (scaler != nullptr) scaler->unscale_(sharded.optimizer);
+    return full_tensor(sharded.layer->weight.grad());
   };
-  small_loss().backward();
-  CHECK(full_tensor(sharded.layer->bias.grad()).abs().sum().item<double>() == 0);
-  sharded.zero_grad();
+  CHECK(gradient(nullptr).abs().sum().item<double>() == 0);
   GradScaler scaler;
-  scaler.scale(small_loss()).backward();
-  CHECK(full_tensor(sharded.layer->bias.grad()).abs().sum().item<double>() > 0);
+  const Tensor expected = batch().to(torch::kFloat).sum(0) * 1e-8;
+  CHECK(torch::allclose(gradient(&scaler), expected.expand({4, 6}), 1e-2, 1e-10));
+}
+
+TEST_CASE("gradients in float16, and Partial ones, are errors that say what to do") {
+  Sharded sharded;
+  GradScaler scaler;
+  {
+    DelayGradientReduction delay;
+    scaler.scale(sharded.loss()).backward();
+  }
+  CHECK_THROWS_WITH(scaler.unscale_(sharded.optimizer), Catch::Matchers::Contains("call reduce_gradients(parameters)"));
+  Sharded half;
+  half.layer->to(torch::kHalf);
+  half.layer(distribute_tensor(batch().to(torch::kHalf), half.mesh, {Shard(0), Replicate()})).sum().backward();
+  CHECK_THROWS_WITH(scaler.unscale_(half.optimizer), Catch::Matchers::Contains("a gradient is in float16"));
+}
+
+TEST_CASE("an infinite gradient on one of two meshes skips the step for the parameters of both") {
+  const World world = World::local(4);
+  const DeviceMesh first(world, {2}, {"dp"}, {0, 1}), second(world, {2}, {"dp"}, {2, 3});
+  Tensor a = distribute_tensor(torch::ones({4}), first, {Shard(0)}).requires_grad_();
+  Tensor b = distribute_tensor(torch::ones({4}), second, {Shard(0)}).requires_grad_();
+  torch::optim::SGD optimizer({a, b}, 0.1);
+  GradScaler scaler({.init_scale = 8});
+  scaler.scale(a.sum()).backward();
+  scaler.scale(b.sum() * std::numeric_limits<float>::infinity()).backward();
+  CHECK(!scaler.step(optimizer));
+  CHECK(torch::equal(full_tensor(a), torch::ones({4})));
 }
 
 TEST_CASE("calls of GradScaler in the wrong order, and options out of range, are errors") {

@@ -106,6 +106,9 @@ TEST_CASE("a schedule with an action missing, twice or on another rank is an err
 }
 
 TEST_CASE("numbers of ranks and micro-batches that do not fit are errors with the number") {
+  CHECK_THROWS_WITH(gpipe_schedule(2, 2).simulate({.forward = -1}), Catch::Matchers::Contains("a time is negative"));
+  CHECK_THROWS_WITH(gpipe_schedule(2, 2).peak_in_flight(2), Catch::Matchers::Contains("there is no rank 2"));
+  CHECK(gpipe_schedule(2, 2).simulate({.forward = 0, .backward = 0}).bubble == 0);
   CHECK_THROWS_WITH(gpipe_schedule(0, 2), Catch::Matchers::Contains("ranks is 0"));
   CHECK_THROWS_WITH(one_f_one_b_schedule(2, -1), Catch::Matchers::Contains("micro_batches is -1"));
   CHECK_THROWS_WITH(interleaved_schedule(4, 2, 6), Catch::Matchers::Contains("must be a multiple of ranks, 4"));

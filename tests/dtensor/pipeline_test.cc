@@ -205,6 +205,10 @@ TEST_CASE("stages, inputs and losses that do not fit the schedule or the meshes 
   const auto plain_loss = [](const Tensor& y, int64_t) { return full_tensor(y).sum(); };
   CHECK_THROWS_WITH(pipeline.step(piped.inputs(2), plain_loss),
                     Catch::Matchers::Contains("the loss of stage 1 is a plain tensor"));
+  CHECK_THROWS_WITH(pipeline.step(piped.inputs(2), [](const Tensor& y, int64_t) { return y; }),
+                    Catch::Matchers::Contains("the loss of micro-batch 0 has the shape [4, 4]"));
+  CHECK_THROWS_WITH(pipeline_stages(*piped.model, {0, 5}, piped.meshes),
+                    Catch::Matchers::Contains("Two stages cannot share a weight"));
   CHECK_THROWS_WITH(pipeline_stages(*piped.model, {0, 3, 3}, piped.meshes),
                     Catch::Matchers::Contains("first_modules is [0, 3, 3]"));
   CHECK_THROWS_WITH(pipeline_stages(*piped.model, {0, 7}, piped.meshes),

@@ -2,6 +2,7 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -81,6 +82,26 @@ TEST_CASE("an interleaved pipeline of four stages over four processes has the lo
           "[processes][pipeline]") {
   const auto schedule = interleaved_schedule(2, 2, 4);
   check_same(run_pipeline(job_world(), schedule, {0, 1, 2, 4}), run_pipeline(twin_world(), schedule, {0, 1, 2, 4}));
+}
+
+TEST_CASE("an infinite gradient in the first stage of a pipeline skips the step in the processes of both stages",
+          "[processes][pipeline]") {
+  const DeviceMesh mesh(job_world(), {2, 2}, {"pp", "dp"});
+  const auto meshes = pipeline_meshes(mesh, "pp");
+  torch::nn::Sequential model = make_layers();
+  Pipeline pipeline(pipeline_stages(*model, {0, 2}, meshes), gpipe_schedule(2, 1));
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  GradScaler scaler({.init_scale = 8});
+  const Tensor x = distribute_tensor(batch(0), meshes.front(), {Shard(0)});
+  pipeline.step({x}, [&](const Tensor& y, int64_t) { return scaler.scale(y.pow(2).mean()); });
+  const Tensor gradient = model->parameters()[0].grad();
+  {
+    torch::NoGradGuard no_grad;
+    gradient.mul_(std::numeric_limits<double>::infinity());
+  }
+  CHECK(!scaler.step(optimizer));
+  scaler.update();
+  CHECK(scaler.get_scale() == 4);
 }
 
 Run run_checkpointed(const World& world, bool checkpointed) {

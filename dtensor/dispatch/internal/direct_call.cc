@@ -13,15 +13,21 @@
 #include "propagation/strategy_cache.h"
 
 namespace dtensor::internal {
-bool calls_are_observed() {
+bool calls_are_decided_otherwise() {
   if (c10::ThreadLocalDebugInfo::current() == nullptr) return false;
   const DispatchScope& scope = current_dispatch_scope();
-  return scope.step_decider != nullptr || scope.limits.any() || !current_scope().listeners.empty();
+  return scope.step_decider != nullptr || scope.limits.any();
 }
+
+namespace {
+
+bool has_listeners() { return c10::ThreadLocalDebugInfo::current() != nullptr && !current_scope().listeners.empty(); }
+
+}  // namespace
 
 bool DirectCall::begin() {
   resolved_ = &info_.resolve();
-  if (info_.handler != nullptr || !resolved_->rule || calls_are_observed()) return false;
+  if (info_.handler != nullptr || !resolved_->rule || calls_are_decided_otherwise() || has_listeners()) return false;
   for (const at::Tensor* t : tensors_) {
     if (!is_dtensor(*t)) return false;
   }

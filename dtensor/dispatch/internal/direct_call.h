@@ -23,8 +23,8 @@
 
 namespace dtensor::internal {
 
-// Whether this thread has listeners, or a scope that decides its calls.
-bool calls_are_observed();
+// Whether a scope of this thread decides its calls one by one, or limits the memory of their redistributions.
+bool calls_are_decided_otherwise();
 // Whether a tensor has what few have: parts to bring up to date, an observer, a layout that is preferred.
 inline bool is_special(const DTensorMeta& meta) {
   return (int{meta.may_need_sync} | int{meta.preferred_layout != nullptr} | int{meta.storage->observer != nullptr}) !=

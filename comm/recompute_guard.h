@@ -5,12 +5,12 @@
 
 namespace dtensor::internal {
 
-class ForwardAgainGuard {
+class RecomputeGuard {
  public:
-  ForwardAgainGuard();
-  ~ForwardAgainGuard();
-  ForwardAgainGuard(const ForwardAgainGuard&) = delete;
-  ForwardAgainGuard& operator=(const ForwardAgainGuard&) = delete;
+  RecomputeGuard();
+  ~RecomputeGuard();
+  RecomputeGuard(const RecomputeGuard&) = delete;
+  RecomputeGuard& operator=(const RecomputeGuard&) = delete;
 
  private:
   int64_t before_;
