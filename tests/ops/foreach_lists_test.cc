@@ -11,7 +11,6 @@
 #include "dtensor/distributed_module.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/representation.h"
-#include "observe/comm_debug_mode.h"
 #include "propagation/strategy_cache.h"
 #include "tests/testing/catch_torch.h"
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/bmm_ops.h>
 #include <ATen/ops/div_ops.h>
+#include <ATen/ops/embedding_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mul_ops.h>
 #include <ATen/ops/sub_ops.h>
@@ -31,7 +32,10 @@ void run_with_style(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
 }
 
 bool is_styled(const at::Tensor& t) { return has_style(t); }
-bool is_styled(const at::Scalar&) { return false; }
+template <typename T>
+bool is_styled(const T&) {
+  return false;
+}
 
 // Without a stack where no style can apply: for frequent operators.
 template <typename Op, typename Schema = typename Op::schema>
@@ -52,9 +56,9 @@ struct KernelWithStyle<Op, at::Tensor(Args...)> {
 // Operators that take a parameter and something else, and are rarely called by a program itself. A release of LibTorch
 // may lack some.
 constexpr std::array kBoxedWithStyle{
-    "embedding",    "_embedding_bag", "convolution", "native_layer_norm", "native_group_norm", "native_batch_norm",
-    "baddbmm",      "addmv",          "mv",          "addcmul",           "where.self",        "_prelu_kernel",
-    "index_select", "index.Tensor",
+    "_embedding_bag", "convolution", "native_layer_norm", "native_group_norm", "native_batch_norm", "baddbmm",
+    "addmv",          "mv",          "addcmul",           "where.self",        "_prelu_kernel",     "index_select",
+    "index.Tensor",
 };
 
 bool register_boxed_with_style() {
@@ -83,6 +87,7 @@ TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
   m.impl("addmm", &KernelWithStyle<at::_ops::addmm>::call);
   m.impl("bmm", &KernelWithStyle<at::_ops::bmm>::call);
   m.impl("div.Tensor", &KernelWithStyle<at::_ops::div_Tensor>::call);
+  m.impl("embedding", &KernelWithStyle<at::_ops::embedding>::call);
   m.impl("mm", &KernelWithStyle<at::_ops::mm>::call);
   m.impl("mul.Tensor", &KernelWithStyle<at::_ops::mul_Tensor>::call);
   m.impl("sub.Tensor", &KernelWithStyle<at::_ops::sub_Tensor>::call);
