@@ -6,15 +6,21 @@
 
 #include <algorithm>
 #include <memory>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "dtensor/distribute_module.h"
 #include "dtensor/gradients/leaf_group.h"
+#include "dtensor/module_layouts.h"
 #include "dtensor/parallel/module_contents.h"
 #include "dtensor/parallel/parameter_group.h"
+#include "dtensor/redistribute.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/module_traits.h"
@@ -70,6 +76,19 @@ Placements layout_in_group(const std::string& name, const at::Tensor& t, const D
   return to;
 }
 
+bool is_not_distributed(const at::Tensor& t) { return t.defined() && !is_dtensor(t); }
+
+bool has_plain_tensors(const torch::nn::Module& module) {
+  const auto parameters = module.parameters(), buffers = module.buffers();
+  return std::any_of(parameters.begin(), parameters.end(), is_not_distributed) ||
+         std::any_of(buffers.begin(), buffers.end(), is_not_distributed);
+}
+
+std::string quoted_name(const at::Tensor& t) {
+  const auto name = is_dtensor(t) ? meta_without_sync(t).name : nullptr;
+  return name ? absl::StrCat("'", *name, "'") : "a tensor without a name";
+}
+
 // The parameters without a group. Error: a group has parameters in `module` and outside of it.
 std::vector<ToShard> parameters_without_group(const torch::nn::Module& module, const DeviceMesh& mesh, int64_t dim) {
   std::vector<ToShard> result;
@@ -84,50 +103,92 @@ std::vector<ToShard> parameters_without_group(const torch::nn::Module& module, c
       continue;
     }
     const auto leaves = group->leaves();
-    const bool is_inside = std::all_of(
-        leaves.begin(), leaves.end(), [&](const at::Tensor& leaf) { return own.contains(leaf.unsafeGetTensorImpl()); });
-    TORCH_CHECK_VALUE(is_inside, "[fully_shard] '", p.key(), "' of ", module.name(),
-                      " is in the group of a larger module already: call fully_shard() for submodules first, then for "
-                      "the modules that contain them");
+    const auto outside = std::find_if(leaves.begin(), leaves.end(), [&](const at::Tensor& leaf) {
+      return !own.contains(leaf.unsafeGetTensorImpl());
+    });
+    TORCH_CHECK_VALUE(outside == leaves.end(), "[fully_shard] '", p.key(), "' of ", module.name(),
+                      " is in one group with ", quoted_name(*outside),
+                      ", which is no parameter of that module: call fully_shard() for submodules first, then for the "
+                      "modules that contain them; modules that share a parameter are sharded in one call, for a module "
+                      "that contains them");
   }
   return result;
 }
 
-// New contents by memory and layout of the old: tied parameters have both in common.
-using Moved = absl::flat_hash_map<std::pair<std::shared_ptr<LocalStorage>, SpecPtr>, at::Tensor>;
+// Error: all parameters of `module` that have dims are in one group already, and nothing else is left to distribute.
+// (Where they are in several groups, `module` is a container of modules with groups.)
+void check_has_not_one_group(const torch::nn::Module& module) {
+  if (has_plain_tensors(module)) return;
+  std::shared_ptr<const LeafGroup> common;
+  for (const at::Tensor& t : module.parameters()) {
+    if (!t.defined() || t.dim() == 0) continue;
+    const auto group = leaf_group_of(t);
+    if (!group || (common && group != common)) return;
+    common = group;
+  }
+  TORCH_CHECK_VALUE(!common, "[fully_shard] all parameters of ", module.name(),
+                    " are in one group already, so that none is left for another one: call fully_shard() once for each "
+                    "module that should have a group");
+}
 
-// Redistributes a parameter in place, with its gradient.
-void change_layout(const ToShard& p, Moved& moved) {
+// New contents by memory, layout and offset of the old: tied parameters have all three in common.
+using Moved = absl::flat_hash_map<std::tuple<std::shared_ptr<LocalStorage>, SpecPtr, int64_t>, at::Tensor>;
+
+// Redistributes a distributed parameter in place, with its gradient.
+void change_layout(const ToShard& p, const DeviceMesh& mesh, Moved& moved) {
   const c10::AutoGradMode no_grad(false);
   const DTensorMeta& meta = meta_without_sync(p.tensor);
-  at::Tensor& data = moved[{meta.storage, meta.spec}];
+  const bool is_on_mesh = meta.spec->mesh().with_data() == mesh.with_data();  // else it has no data yet
+  at::Tensor& data = moved[{meta.storage, meta.spec, p.tensor.storage_offset()}];
   const CommCause cause = explicit_cause("fully_shard");
-  if (!data.defined()) data = redistribute_below_autograd(p.tensor.detach(), p.to, cause);
+  if (!data.defined()) {
+    data = is_on_mesh ? redistribute_below_autograd(p.tensor.detach(), p.to, cause)
+                      : distribute_tensor(p.tensor.detach(), mesh, p.to);
+  }
   const at::Tensor grad = p.tensor.grad();
   p.tensor.set_data(data);
-  if (is_dtensor(grad)) p.tensor.mutable_grad() = redistribute_below_autograd(grad, p.to, cause);
+  if (!grad.defined()) return;
+  p.tensor.mutable_grad() = is_on_mesh && is_dtensor(grad) ? redistribute_below_autograd(grad, p.to, cause)
+                                                           : distribute_tensor(grad.detach(), mesh, p.to);
 }
 
 void lay_out(torch::nn::Module& module, const std::vector<ToShard>& parameters, const DeviceMesh& mesh) {
-  const auto lay_out_all = [&] {
-    Moved moved;
+  Moved moved;
+  for (const ToShard& p : parameters) {
+    if (is_dtensor(p.tensor)) change_layout(p, mesh, moved);
+  }
+  if (!has_plain_tensors(module)) return;
+  distribute_rest_of_module(module, mesh, [&](const std::string& path, torch::nn::Module&, const DeviceMesh&) {
+    if (!path.empty()) return;  // `parameters` have their paths in the whole module
     for (const ToShard& p : parameters) {
-      if (is_dtensor(p.tensor) && !spec_of(p.tensor)->is_replicated()) {
-        change_layout(p, moved);
-      } else {
-        shard_parameter(module, p.name, mesh, p.to);
-      }
+      if (is_not_distributed(p.tensor)) shard_parameter(module, p.name, mesh, p.to);
     }
-  };
-  const auto is_plain = [](const at::Tensor& t) { return t.defined() && !is_dtensor(t); };
-  const auto all = module.parameters(), buffers = module.buffers();
-  if (std::any_of(all.begin(), all.end(), is_plain) || std::any_of(buffers.begin(), buffers.end(), is_plain)) {
-    distribute_module(module, mesh, [&](const std::string& path, torch::nn::Module&, const DeviceMesh&) {
-      if (path.empty()) lay_out_all();
-    });
-  } else {
-    lay_out_all();
-    name_parameters(module);
+  });
+}
+
+using Names = absl::flat_hash_map<const c10::TensorImpl*, std::shared_ptr<const std::string>>;
+
+std::vector<at::Tensor> distributed_tensors_of(const torch::nn::Module& module) {
+  std::vector<at::Tensor> result = module.parameters();
+  for (const at::Tensor& b : module.buffers()) result.push_back(b);
+  std::erase_if(result, [](const at::Tensor& t) { return !is_dtensor(t); });
+  return result;
+}
+
+Names names_in(const torch::nn::Module& module) {
+  Names names;
+  for (const at::Tensor& t : distributed_tensors_of(module)) names[t.unsafeGetTensorImpl()] = meta_without_sync(t).name;
+  return names;
+}
+
+// Names parameters and buffers by their paths in `module`, except those that were named as part of a larger module.
+void name_tensors(torch::nn::Module& module, const Names& before) {
+  name_parameters(module);
+  for (const at::Tensor& t : distributed_tensors_of(module)) {
+    const auto known = before.find(t.unsafeGetTensorImpl());
+    const auto name = meta_without_sync(t).name;
+    if (known == before.end() || !known->second || !name) continue;
+    if (absl::EndsWith(*known->second, absl::StrCat(".", *name))) set_name(t, *known->second);
   }
 }
 
@@ -137,6 +198,8 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
   const int64_t dim = checked_mesh_dim(mesh, options.mesh_dim);
   const auto parameters = parameters_without_group(module, mesh, dim);
   const bool contains_groups = parameters.size() < module.parameters().size();
+  check_has_not_one_group(module);
+  const Names names = names_in(module);
   const ModuleContents before(module);
   try {
     lay_out(module, parameters, mesh);
@@ -144,6 +207,7 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
     before.restore();
     throw;
   }
+  name_tensors(module, names);
   std::vector<at::Tensor> members;
   for (const ToShard& p : parameters) {
     if (p.tensor.dim() > 0) members.push_back(p.tensor);

@@ -59,8 +59,9 @@ void ParameterGroup::gather(const at::Tensor& first) {
   std::vector<Layout> to;
   for (const at::Tensor& p : parameters_->leaves()) {
     if (!is_dtensor(p) || spec_of(p)->mesh() != mesh || group_of_memory(*memory_of(p)) != this) continue;
-    const bool is_tied = std::any_of(parameters.begin(), parameters.end(),
-                                     [&](const at::Tensor& other) { return memory_of(other) == memory_of(p); });
+    const bool is_tied = std::any_of(parameters.begin(), parameters.end(), [&](const at::Tensor& other) {
+      return memory_of(other) == memory_of(p) && other.storage_offset() == p.storage_offset();
+    });
     const Placements layout = gathered_layout(p);
     if (is_tied || memory_of(p)->user_may_write || !spec_of(p)->placements()[mesh_dim_].is_sharded() ||
         find_copy(p, layout).defined())

@@ -156,6 +156,38 @@ TEST_CASE("fully_shard: evaluation under no_grad gathers each group once, and re
   }
 }
 
+TEST_CASE("fully_shard: blocks of a model that was distributed before keep their names") {
+  const DeviceMesh mesh(world(), {4}, {"dp"});
+  Stack model = make_stack();
+  distribute_module(*model, mesh);
+  fully_shard(*model->blocks[1], mesh);
+  const Tensor x = distribute_tensor(batch(), mesh, {Shard(0)});
+  CommDebugMode comm;
+  model->forward(x);
+  CHECK(calls(comm) == Calls{{"gather blocks.1", 1}});
+}
+
+TEST_CASE("fully_shard: blocks inside checkpoint() have the gradients and reductions that they have without it") {
+  Sharded sharded;
+  CommDebugMode comm;
+  Tensor x = sharded.x;
+  for (const auto& block : *sharded.model->blocks) {
+    x = checkpoint([block](const Tensor& in) { return block->as<Residual>()->forward(in); }, x);
+  }
+  sharded.model->head(x).square().sum().backward();
+  CHECK(comm.counts().at("reduce_scatter") == kBlocks + 1);
+  check_gradients(sharded);
+}
+
+TEST_CASE("fully_shard: two models on one mesh have the gradients of each alone") {
+  Sharded first, second;
+  const Tensor loss = first.loss(), other_loss = second.loss();
+  loss.backward();
+  other_loss.backward();
+  check_gradients(first);
+  check_gradients(second);
+}
+
 TEST_CASE("fully_shard: what reads or updates parameters alone gathers nothing") {
   Sharded sharded;
   sharded.loss().backward();
@@ -240,13 +272,15 @@ TEST_CASE("fully_shard: what an operator on a gathered parameter communicates is
   CHECK(reductions > 0);
 }
 
-TEST_CASE("fully_shard: a write to a parameter drops its gathered value") {
+TEST_CASE("fully_shard: a write to a parameter, or through a view of it, drops its gathered value") {
   Sharded sharded;
   const torch::NoGradGuard no_grad;
   const Tensor before = full_tensor(sharded.model->forward(sharded.x));
   for (const Tensor& p : sharded.model->parameters()) p.mul_(2);
   Stack plain = make_stack();
   for (const Tensor& p : plain->parameters()) p.mul_(2);
+  CHECK(torch::allclose(full_tensor(sharded.model->forward(sharded.x)), plain->forward(batch())));
+  for (Stack* model : {&plain, &sharded.model}) (*model)->head->weight.narrow(1, 0, 2).mul_(3);
   CHECK(torch::allclose(full_tensor(sharded.model->forward(sharded.x)), plain->forward(batch())));
 }
 

@@ -5,12 +5,14 @@
 #include <torch/optim.h>
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "dtensor/dtensor.h"
 #include "examples/models/llama.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/error_text.h"
 
 namespace dtensor {
 namespace {
@@ -184,34 +186,138 @@ Mixed make_mixed() {
 
 }  // namespace
 
-TEST_CASE("fully_shard: uneven, tied, frozen parameters and one without dims train as on one device") {
-  for (const int64_t size : {2, 3, 4}) {
-    const DeviceMesh mesh(World::local(size), {size}, {"dp"});
-    CAPTURE(size);
-    Mixed models[2] = {make_mixed(), make_mixed()};
-    auto& [plain, model] = models;
-    fully_shard(*model, mesh);
-    CHECK(to_string(DTensor(model->scale).placements()) == "R");
-    const Tensor x = torch::arange(40, torch::kDouble).view({8, 5}).sin();
-    const Tensor shared = distribute_tensor(x, mesh, {Shard(0)});
-    torch::optim::AdamW plain_optimizer(plain->parameters(), 1e-2), optimizer(model->parameters(), 1e-2);
-    for (int step = 0; step < 3; ++step) {
-      plain_optimizer.zero_grad();
-      optimizer.zero_grad();
-      plain->forward(x).square().mean().backward();
-      CommDebugMode comm;
-      model->forward(shared).square().mean().backward();
-      CHECK(comm.counts().at("all_gather") == 1);
-      CHECK(comm.counts().at("reduce_scatter") == 1);
-      plain_optimizer.step();
-      optimizer.step();
-      const auto expected = plain->named_parameters();
-      for (const auto& p : model->named_parameters()) {
-        INFO(p.key());
-        CHECK(torch::allclose(whole(p.value()), expected[p.key()], 1e-9, 1e-11));
-      }
+namespace {
+
+// Three steps of AdamW beside those on one device, with one gather and one reduction each.
+void check_mixed(Mixed model, const DeviceMesh& mesh) {
+  Mixed plain = make_mixed();
+  const Tensor x = torch::arange(40, torch::kDouble).view({8, 5}).sin();
+  const Tensor shared = distribute_tensor(x, mesh, {Shard(0)});
+  torch::optim::AdamW plain_optimizer(plain->parameters(), 1e-2), optimizer(model->parameters(), 1e-2);
+  for (int step = 0; step < 3; ++step) {
+    plain_optimizer.zero_grad();
+    optimizer.zero_grad();
+    plain->forward(x).square().mean().backward();
+    CommDebugMode comm;
+    model->forward(shared).square().mean().backward();
+    CHECK(comm.counts().at("all_gather") == 1);
+    CHECK(comm.counts().at("reduce_scatter") == 1);
+    plain_optimizer.step();
+    optimizer.step();
+    const auto expected = plain->named_parameters();
+    for (const auto& p : model->named_parameters()) {
+      INFO(p.key());
+      CHECK(torch::allclose(whole(p.value()), expected[p.key()], 1e-9, 1e-11));
     }
   }
+}
+
+}  // namespace
+
+TEST_CASE("fully_shard: uneven, tied, frozen parameters and one without dims train as on one device") {
+  for (const int64_t size : {2, 3, 4}) {
+    for (const bool is_replicated : {false, true}) {
+      CAPTURE(size, is_replicated);
+      const DeviceMesh mesh(World::local(size), {size}, {"dp"});
+      Mixed model = make_mixed();
+      if (is_replicated) distribute_module(*model, mesh);
+      fully_shard(*model, mesh);
+      CHECK(to_string(DTensor(model->scale).placements()) == "R");
+      check_mixed(model, mesh);
+    }
+  }
+}
+
+TEST_CASE("fully_shard: parameters that are equal parts of one tensor keep their own values") {
+  const DeviceMesh mesh(World::local(2), {2}, {"dp"});
+  const auto options = torch::nn::LinearOptions(3, 4).bias(false);
+  torch::nn::Linear parts[2] = {torch::nn::Linear(options), torch::nn::Linear(options)};
+  torch::nn::Sequential model(parts[0], parts[1]);
+  model->to(torch::kDouble);
+  const Tensor values = torch::arange(24, torch::kDouble).view({8, 3});
+  const torch::NoGradGuard no_grad;
+  const Tensor fused = distribute_tensor(values, mesh, {Replicate()});
+  for (int64_t i = 0; i < 2; ++i) parts[i]->weight.set_data(fused.narrow(0, 4 * i, 4));
+  fully_shard(*model, mesh);
+  for (int64_t i = 0; i < 2; ++i) {
+    CHECK(to_string(DTensor(parts[i]->weight).placements()) == "S(0)");
+    CHECK(torch::equal(full_tensor(parts[i]->weight), values.narrow(0, 4 * i, 4)));
+  }
+}
+
+namespace {
+
+// A layer and its norm; the module has a buffer, but no parameter that is not of the layer or the norm.
+struct NormedImpl : torch::nn::Module {
+  struct Layer : torch::nn::Module {
+    Layer()
+        : linear(register_module("linear", torch::nn::Linear(5, 7))),
+          weight(register_parameter("weight", torch::linspace(1, 2, 7))) {}
+    torch::nn::Linear linear;
+    Tensor weight;
+  };
+  NormedImpl()
+      : layer(register_module("layer", std::make_shared<Layer>())),
+        offset(register_buffer("offset", torch::linspace(0, 1, 7))) {}
+  Tensor forward(const Tensor& x) { return torch::rms_norm(layer->linear(x), {7}, layer->weight) + offset; }
+
+  std::shared_ptr<Layer> layer;
+  Tensor offset;
+};
+TORCH_MODULE(Normed);
+
+Normed make_normed() {
+  torch::manual_seed(2);
+  Normed model;
+  model->to(torch::kDouble);
+  return model;
+}
+
+// Both have a parameter in common.
+struct WithSharedImpl : torch::nn::Module {
+  explicit WithSharedImpl(const Tensor& common)
+      : own(register_parameter("own", torch::ones({4}))), shared(register_parameter("shared", common)) {}
+  Tensor own, shared;
+};
+
+}  // namespace
+
+TEST_CASE(
+    "fully_shard: a module whose parameters have a group has its buffers replicated, and norms gather no weight") {
+  const DeviceMesh mesh(World::local(4), {4}, {"dp"});
+  Normed plain = make_normed(), model = make_normed();
+  fully_shard(*model->layer, mesh);
+  fully_shard(*model, mesh);
+  CHECK(to_string(DTensor(model->offset).placements()) == "R");
+  const Tensor x = torch::arange(40, torch::kDouble).view({8, 5}).sin();
+  const Tensor shared = distribute_tensor(x, mesh, {Shard(0)});
+  plain->forward(x).square().sum().backward();
+  CommDebugMode comm;
+  model->forward(shared).square().sum().backward();
+  CHECK(comm.counts().at("all_gather") == 1);
+  CHECK(comm.counts().at("reduce_scatter") == 1);
+  const auto expected = plain->named_parameters();
+  for (const auto& p : model->named_parameters()) {
+    INFO(p.key());
+    CHECK(torch::allclose(whole(p.value().grad()), expected[p.key()].grad(), 1e-9, 1e-11));
+  }
+  comm.reset();
+  const torch::NoGradGuard no_grad;
+  (void)at::_fused_rms_norm(model->layer->linear(shared), {7}, model->layer->weight, 1e-5);
+  CHECK(comm.total() == 1);
+}
+
+TEST_CASE("fully_shard: modules that share a parameter, and a second call, are refused with what to do") {
+  using Catch::Contains;
+  using testing::error_text;
+  const DeviceMesh mesh(World::local(2), {2}, {"dp"});
+  const Tensor common = torch::ones({4});
+  const auto first = std::make_shared<WithSharedImpl>(common), second = std::make_shared<WithSharedImpl>(common);
+  fully_shard(*first, mesh);
+  CHECK_THAT(error_text([&] { fully_shard(*second, mesh); }),
+             Contains("'shared' of") && Contains("in one group with 'own'") && Contains("share a parameter"));
+  CHECK(!is_dtensor(second->own));
+  CHECK_THAT(error_text([&] { fully_shard(*first, mesh); }), Contains("are in one group already"));
 }
 
 }  // namespace dtensor

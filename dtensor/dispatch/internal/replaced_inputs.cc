@@ -47,7 +47,7 @@ void use_reduced_copies(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inp
 
 void use_gathered_parameters(const OpInfo& info, Inputs& in) {
   if (info.is_view || !computes_with_parameters(info, in) || is_update(info, in)) return;
-  if (absl::StartsWith(info.name, "aten::_foreach") || absl::StartsWith(info.name, "aten::_fused")) return;
+  if (absl::StartsWith(info.name, "aten::_foreach")) return;
   for (at::Tensor& t : in.tensors) {
     if (!t.defined()) continue;
     const auto group = parameter_group_of(t);
