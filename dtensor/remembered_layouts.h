@@ -7,6 +7,9 @@
 // Writing to a tensor drops its entries. The memory meter counts them. One limit applies to each set of ranks that
 // meshes have, since ranks of other meshes run other operators. Eviction follows from the operators alone and not from
 // when tensors are freed, so that all ranks of a mesh evict alike.
+//
+// Gathered parameters of fully_shard() (fully_shard.h) are no part of this: they have no limit, are not in
+// remembered_bytes(), and are kept by forget_remembered(). reshard() frees them.
 #pragma once
 
 #include <cstdint>

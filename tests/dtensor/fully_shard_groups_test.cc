@@ -239,16 +239,20 @@ TEST_CASE("fully_shard: gradients of a group with unused parameters are reduced 
   CHECK(DTensor(block->up->weight.grad()).placements() == Placements{Shard(0)});
 }
 
-TEST_CASE("fully_shard: a backward that fails leaves the gradients as they were") {
+TEST_CASE("fully_shard: a backward that fails has added the gradients of groups that were complete, and no others") {
   Sharded sharded;
   sharded.loss().backward();
-  const Tensor& weight = sharded.model->head->weight;
-  const Tensor gradient = weight.grad();
   auto* first = sharded.model->blocks[0]->as<Residual>();
+  const Tensor &complete = sharded.model->head->weight, &waiting = first->down->weight;
+  const Tensor of_complete = complete.grad(), of_waiting = waiting.grad();
+  const Tensor before = full_tensor(of_complete).clone(), waiting_before = full_tensor(of_waiting).clone();
   const unsigned hook =
       first->up->bias.register_hook([](const Tensor&) { throw std::runtime_error("a failing hook"); });
   CHECK_THROWS(sharded.loss().backward());
-  CHECK(weight.grad().is_same(gradient));
+  CHECK(complete.grad().is_same(of_complete));
+  CHECK(torch::allclose(full_tensor(complete.grad()), 2 * before));
+  CHECK(waiting.grad().is_same(of_waiting));
+  CHECK(torch::equal(full_tensor(waiting.grad()), waiting_before));
   first->up->bias.remove_hook(hook);
   sharded.model->zero_grad();
   sharded.loss().backward();
