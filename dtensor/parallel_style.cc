@@ -6,6 +6,7 @@
 #include <array>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -52,9 +53,24 @@ ParallelPlan::Entry entry_of(const StyleJson& json) {
     const bool known = key == "pattern" || key == "style" || key == "input" || key == "output" || key == "parameters";
     TORCH_CHECK_VALUE(known, "the entry of '", entry.pattern, "' has the unknown key '", key, "'");
   }
-  const bool is_kind = std::find(kStyleKinds.begin(), kStyleKinds.end(), style.kind) != kStyleKinds.end();
-  TORCH_CHECK_VALUE(is_kind, "no style is called '", style.kind, "'; there are ", absl::StrJoin(kStyleKinds, ", "));
+  const std::string fault = fault_of(style);
+  TORCH_CHECK_VALUE(fault.empty(), "the entry of '", entry.pattern, "': ", fault);
   return entry;
+}
+
+// Keys that an object has twice would be one: of "parameters", the last one's placement.
+StyleJson parsed_plan(std::istream& file) {
+  std::vector<std::set<std::string>> keys;  // of the objects around the position
+  const auto no_key_twice = [&](int, StyleJson::parse_event_t event, StyleJson& parsed) {
+    if (event == StyleJson::parse_event_t::object_start) keys.emplace_back();
+    if (event == StyleJson::parse_event_t::object_end) keys.pop_back();
+    if (event == StyleJson::parse_event_t::key) {
+      const auto key = parsed.get<std::string>();
+      TORCH_CHECK_VALUE(keys.back().insert(key).second, "an object has the key '", key, "' twice");
+    }
+    return true;
+  };
+  return StyleJson::parse(file, no_key_twice);
 }
 
 }  // namespace
@@ -76,6 +92,28 @@ ParallelStyle PrepareOutput(StyleLayouts layouts) {
 ParallelStyle ParameterStyle(std::vector<ParameterPlacement> parameters, StyleLayouts layouts) {
   return {"ParameterStyle", std::move(layouts), std::move(parameters)};
 }
+
+namespace internal {
+
+std::string fault_of(const ParallelStyle& style) {
+  if (std::find(kStyleKinds.begin(), kStyleKinds.end(), style.kind) == kStyleKinds.end())
+    return absl::StrCat("no style is called '", style.kind, "'; there are ", absl::StrJoin(kStyleKinds, ", "));
+  if (style.kind == "PrepareInput" && !style.layouts.input)
+    return "PrepareInput has no layout of the input: PrepareInput({.input = Shard(0)}), in a file \"input\": \"S(0)\"";
+  if (style.kind == "PrepareOutput" && !style.layouts.output)
+    return "PrepareOutput has no layout of the output: PrepareOutput({.output = Replicate()}), in a file "
+           "\"output\": \"R\"";
+  if (style.kind != "ParameterStyle" && !style.parameters.empty())
+    return absl::StrCat(style.kind, " takes no placements of parameters, but has one of '",
+                        style.parameters.front().name, "': use ParameterStyle");
+  std::set<std::string> names;
+  for (const ParameterPlacement& p : style.parameters) {
+    if (!names.insert(p.name).second) return absl::StrCat("it places the parameter '", p.name, "' twice: do so once");
+  }
+  return "";
+}
+
+}  // namespace internal
 
 std::string ParallelStyle::to_string() const {
   std::vector<std::string> parts;
@@ -104,7 +142,7 @@ ParallelPlan ParallelPlan::load(const std::string& path) {
   std::ifstream file(path);
   TORCH_CHECK(file.good(), "[ParallelPlan::load] cannot read '", path, "'");
   try {
-    const StyleJson json = StyleJson::parse(file);
+    const StyleJson json = parsed_plan(file);
     TORCH_CHECK_VALUE(json.at("format") == kPlanFormat && json.at("version") == 1,
                       "made by another version, or no parallel plan");
     ParallelPlan plan;

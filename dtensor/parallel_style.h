@@ -57,12 +57,20 @@ ParallelStyle ColwiseParallel(StyleLayouts layouts = {});
 ParallelStyle RowwiseParallel(StyleLayouts layouts = {});
 // Of any module with parameters: these are replicated, activations sharded by dim 1, the sequence, or as given.
 ParallelStyle SequenceParallel(StyleLayouts layouts = {});
-// Of any module with parameters: only the layout of its input, or of its output; the parameters stay as they are.
-// Error (ValueError): `layouts` says nothing about it.
+// Of any module with parameters: only the layouts of its input and output; the parameters stay as they are.
+// Each takes both layouts, and needs the one in its name. Error (ValueError): `layouts` lacks that one.
 ParallelStyle PrepareInput(StyleLayouts layouts);
 ParallelStyle PrepareOutput(StyleLayouts layouts);
 // Of any module: the placements of its own parameters by name; those not named are replicated.
 ParallelStyle ParameterStyle(std::vector<ParameterPlacement> parameters, StyleLayouts layouts = {});
+
+namespace internal {
+
+// What is wrong with a style that was built by hand or read from a file, as the functions above would not make it; "":
+// nothing.
+std::string fault_of(const ParallelStyle& style);
+
+}  // namespace internal
 
 // Which modules get which style. Patterns are globs over the paths of modules: `*` is any text, dots included, `?` one
 // character, `[qkv]` one of these, `[!qkv]` none of these. "" is the module itself, which no other pattern matches.
@@ -81,7 +89,8 @@ struct ParallelPlan {
 
   // One line per entry: "layers.*.attn.wo: RowwiseParallel(output S(1))".
   std::string to_string() const;
-  // As JSON. Errors (c10::Error): the file cannot be written or read, or is not such a plan; the text names it.
+  // As JSON. Errors (c10::Error): the file cannot be written or read, or is not such a plan, or has an entry that
+  // parallelize_module() would refuse for any module; the text names the file and the pattern of the entry.
   void save(const std::string& path) const;
   static ParallelPlan load(const std::string& path);
 };

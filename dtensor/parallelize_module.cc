@@ -119,6 +119,8 @@ void plan_modules(std::vector<PlannedModule>& modules, const ParallelPlan& plan)
   for (const ParallelPlan::Entry& entry : plan.entries) match(entry, modules);
   for (PlannedModule& m : modules) {
     if (m.entry == nullptr) continue;
+    const std::string fault = fault_of(m.entry->style);
+    TORCH_CHECK_VALUE(fault.empty(), "[parallelize_module] the entry of '", m.entry->pattern, "': ", fault);
     m.style = style_of_module(m.entry->style, *m.module, m.path);
     const auto present = present_style(*m.module, m.path);
     TORCH_CHECK_VALUE(!present || !present->given(), "[parallelize_module] '", m.path, "' has a style already, ",
