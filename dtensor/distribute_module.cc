@@ -238,17 +238,20 @@ void distribute_rest_of_module(torch::nn::Module& module, const DeviceMesh& mesh
   distribute_or_restore(module, tensors_of(module), mesh, partition_fn, /*need_partition=*/false);
 }
 
-void shard_parameter_over(torch::nn::Module& module, const std::string& name, const DeviceMesh& mesh, int64_t mesh_dim,
-                          const Placement& placement) {
-  const at::Tensor& t = module.named_parameters()[name];
+bool has_decided_layout(const at::Tensor& t) { return has_layout(t); }
+
+void shard_parameter_over(torch::nn::Module& module, const std::string& path, const std::string& name,
+                          const DeviceMesh& mesh, int64_t mesh_dim, const Placement& placement) {
+  const at::Tensor t = module.named_parameters(/*recurse=*/false)[name];
+  const std::string full_name = path.empty() ? name : path + "." + name;
   Placements placements(mesh.ndim(), Replicate());
   if (has_layout(t)) {
-    TORCH_CHECK_VALUE(spec_of(t)->mesh() == mesh, "[parallelize_module] '", name, "' of ", module.name(), " is ",
+    TORCH_CHECK_VALUE(spec_of(t)->mesh() == mesh, "[parallelize_module] '", full_name, "' of ", module.name(), " is ",
                       spec_of(t)->to_string(), ", not on ", mesh.to_string());
     placements = spec_of(t)->placements();
   }
   placements[mesh_dim] = placement;
-  distribute_in_place({name, t}, mesh, placements, /*relayout=*/true);
+  distribute_in_place({full_name, t}, mesh, placements, /*relayout=*/true);
 }
 
 }  // namespace internal

@@ -115,13 +115,25 @@ void check_ties(const std::vector<PlannedModule>& modules) {
   }
 }
 
-void plan_modules(std::vector<PlannedModule>& modules, const ParallelPlan& plan) {
+// Error: a parameter of the module's own has a layout on another mesh, so that no operator would follow the style.
+void check_mesh(const PlannedModule& m, const DeviceMesh& mesh) {
+  for (const auto& p : m.module->named_parameters(/*recurse=*/false)) {
+    if (!has_decided_layout(p.value())) continue;
+    const Spec& spec = *spec_of(p.value());
+    TORCH_CHECK_VALUE(spec.mesh().with_data() == mesh.with_data(), "[parallelize_module] '",
+                      m.path.empty() ? p.key() : m.path + "." + p.key(), "' is ", spec.to_string(), ", not on ",
+                      mesh.to_string(), ": give the mesh of the parameters, or redistribute them first");
+  }
+}
+
+void plan_modules(std::vector<PlannedModule>& modules, const DeviceMesh& mesh, const ParallelPlan& plan) {
   for (const ParallelPlan::Entry& entry : plan.entries) match(entry, modules);
   for (PlannedModule& m : modules) {
     if (m.entry == nullptr) continue;
     const std::string fault = fault_of(m.entry->style);
     TORCH_CHECK_VALUE(fault.empty(), "[parallelize_module] the entry of '", m.entry->pattern, "': ", fault);
     m.style = style_of_module(m.entry->style, *m.module, m.path);
+    check_mesh(m, mesh);
     const auto present = present_style(*m.module, m.path);
     TORCH_CHECK_VALUE(!present || !present->given(), "[parallelize_module] '", m.path, "' has a style already, ",
                       present->style.to_string(), ": say all styles of a module in one call");
@@ -196,12 +208,12 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
                         const ParallelizeOptions& options) {
   const int64_t mesh_dim = styles_mesh_dim(mesh, options, "parallelize_module");
   std::vector<PlannedModule> modules = modules_of(module);
-  plan_modules(modules, plan);
+  plan_modules(modules, mesh, plan);
   distribute_rest_of_module(module, mesh, [&](const std::string& path, torch::nn::Module& m, const DeviceMesh&) {
     const auto is_m = [&](const PlannedModule& p) { return p.module == &m && p.path == path; };
     const auto planned = std::find_if(modules.begin(), modules.end(), is_m);
     for (const ParameterPlacement& p : planned->style.parameters) {
-      shard_parameter_over(m, p.name, mesh, mesh_dim, p.placement);
+      shard_parameter_over(m, path, p.name, mesh, mesh_dim, p.placement);
     }
   });
   for (const PlannedModule& m : modules) apply_style(m, mesh_dim);
