@@ -134,7 +134,7 @@ void plan_modules(std::vector<PlannedModule>& modules, const DeviceMesh& mesh, c
     TORCH_CHECK_VALUE(fault.empty(), "[parallelize_module] the entry of '", m.entry->pattern, "': ", fault);
     m.style = style_of_module(m.entry->style, *m.module, m.path);
     check_mesh(m, mesh);
-    const auto present = present_style(*m.module, m.path);
+    const auto present = own_style(*m.module);
     TORCH_CHECK_VALUE(!present || !present->given(), "[parallelize_module] '", m.path, "' has a style already, ",
                       present->style.to_string(), ": say all styles of a module in one call");
   }
@@ -142,9 +142,12 @@ void plan_modules(std::vector<PlannedModule>& modules, const DeviceMesh& mesh, c
 }
 
 // Without an entry: a style that only observes, for explain_module().
-std::shared_ptr<ModuleStyle> applied_to(const PlannedModule& m, int64_t mesh_dim) {
+std::shared_ptr<ModuleStyle> applied_to(const PlannedModule& m, const DeviceMesh& mesh, int64_t mesh_dim) {
   auto style = std::make_shared<ModuleStyle>();
+  style->module = m.module;
+  for (const at::Tensor& t : m.module->parameters(/*recurse=*/false)) style->tensors.push_back(t.unsafeGetTensorImpl());
   style->path = m.path;
+  style->mesh = mesh.with_data().idle();
   style->mesh_dim = mesh_dim;
   style->is_table = is_embedding(*m.module);
   if (m.entry == nullptr) return style;
@@ -155,10 +158,10 @@ std::shared_ptr<ModuleStyle> applied_to(const PlannedModule& m, int64_t mesh_dim
   return style;
 }
 
-void apply_style(const PlannedModule& m, int64_t mesh_dim) {
-  const auto former = present_style(*m.module, m.path);  // it only observed, or is that of another path of the module
+void apply_style(const PlannedModule& m, const DeviceMesh& mesh, int64_t mesh_dim) {
+  const auto former = own_style(*m.module);  // it only observed, or is that of another path of the module
   if (m.entry == nullptr && former) return;
-  const auto style = applied_to(m, mesh_dim);
+  const auto style = applied_to(m, mesh, mesh_dim);
   for (const at::Tensor& t : m.module->parameters(/*recurse=*/false)) {
     if (!is_dtensor(t)) continue;
     auto& present = meta_without_sync(t).storage->style;
@@ -216,7 +219,7 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
       shard_parameter_over(m, path, p.name, mesh, mesh_dim, p.placement);
     }
   });
-  for (const PlannedModule& m : modules) apply_style(m, mesh_dim);
+  for (const PlannedModule& m : modules) apply_style(m, mesh, mesh_dim);
 }
 
 ParallelPlan plan_of_module(const torch::nn::Module& module, const DeviceMesh& mesh,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <span>
 #include <string_view>
+#include <tuple>
 
 #include "absl/container/inlined_vector.h"
 #include "comm/scope.h"
@@ -52,24 +53,37 @@ bool share_parameter(const ModuleStyle& a, const ModuleStyle& b, c10::ArrayRef<c
   return shared;
 }
 
-// The style that the call follows: one that was given before one that only observes, and then the one with most
-// parameters in the call; a table that is shared with another module follows the table's style in lookups only. After
-// it those of modules that share its parameters and cannot be told apart from it.
+bool is_own_tensor(const at::Tensor& t, const ModuleStyle& module) {
+  return std::find(module.tensors.begin(), module.tensors.end(), t.unsafeGetTensorImpl()) != module.tensors.end();
+}
+
+// Whether operators other than lookups, or lookups, follow `module` among the styles of a parameter: a table's style
+// governs lookups, and these only.
+bool governs(const ModuleStyle& module, const AppliedStyle& style, bool lookup) {
+  const auto is_table = [](const auto& m) { return m->is_table; };
+  const bool has_table = std::any_of(style.modules().begin(), style.modules().end(), is_table);
+  return !has_table || module.is_table == lookup;
+}
+
+// The style that the call follows: one that was given before one that only observes, then the one with most parameters
+// in the call, then the one with most of the tensors themselves, which tied modules may each have. After it those of
+// modules that share its parameters and cannot be told apart from it.
 ModuleStyles styles_of_call(std::string_view op, c10::ArrayRef<c10::IValue> args) {
   struct Candidate {
     std::shared_ptr<ModuleStyle> module;
-    std::pair<bool, int64_t> rank;  // whether it was given, and parameters in the call
+    std::tuple<bool, int64_t, int64_t> rank;  // whether it was given; parameters in the call; of them its own tensors
   };
   absl::InlinedVector<Candidate, 4> candidates;
   for_each_dtensor(args, [&](const at::Tensor& t) {
     const AppliedStyle* style = style_of(t);
     if (style == nullptr) return;
     for (const auto& module : style->modules()) {
-      if (style->modules().size() > 1 && module->is_table != looks_rows_up(op)) continue;
+      if (!governs(*module, *style, looks_rows_up(op))) continue;
       const auto same = [&](const Candidate& c) { return c.module == module; };
       auto it = std::find_if(candidates.begin(), candidates.end(), same);
-      if (it == candidates.end()) it = candidates.insert(it, {module, {module->given(), 0}});
-      ++it->rank.second;
+      if (it == candidates.end()) it = candidates.insert(it, {module, {module->given(), 0, 0}});
+      ++std::get<1>(it->rank);
+      if (is_own_tensor(t, *module)) ++std::get<2>(it->rank);
     }
   });
   if (candidates.empty()) return {};
@@ -139,6 +153,13 @@ void ModuleStyle::record(const at::Tensor& in, const at::Tensor& out) {
   seen_.output = spec_of(out);
   ++seen_.calls;
   seen_.since_check = true;
+  last_result_ = meta_without_sync(out).storage;
+}
+
+bool ModuleStyle::is_last_result(const at::Tensor& t) const {
+  const std::lock_guard lock(mutex_);
+  const auto& memory = meta_without_sync(t).storage;
+  return memory && !last_result_.owner_before(memory) && !memory.owner_before(last_result_);
 }
 
 void ModuleStyle::begin_check() {
@@ -161,15 +182,14 @@ StyledCall::StyledCall(const c10::OperatorHandle& op, bool is_view, torch::jit::
   });
   if (!input_.defined()) return;
   const DeviceMesh &theirs = spec_of(input_)->mesh(), &ours = spec_of(parameter)->mesh();
-  TORCH_CHECK_VALUE(!style->given() || style->mesh_dim < ours.ndim(), "[", style->name(), "] the parameters went to ",
-                    ours.to_string(),
-                    ", which lacks the mesh dim of the style: call parallelize_module() on that mesh");
   TORCH_CHECK_VALUE(!style->given() || theirs == ours, "[", style->name(), "] the input of ", op.schema().name(), ", ",
                     spec_of(input_)->to_string(), ", is on another mesh than the parameters, ", ours.to_string(),
                     ": redistribute(input, mesh, placements) first");
+  if (style->given() && ours != style->mesh && ours.with_data() != style->mesh) return;  // its dims mean others
   styles_ = std::move(styles);
   const at::Tensor given = input_;
-  input_ = moved(given, style->input, "input");
+  const bool goes_on = op.hasTag(at::Tag::pointwise) && style->is_last_result(given);  // matmul(x, w.t()) + b
+  if (!goes_on) input_ = moved(given, style->input, "input");
   if (!input_.is_same(given)) replace_tensor(args, given, input_);
   styled_call_runs = true;
 }

@@ -23,8 +23,11 @@ namespace dtensor::internal {
 
 // The style of one module on one mesh dim, with the defaults of the module's type; and what its operators did.
 struct ModuleStyle {
-  std::string path;     // of the module: "layers.0.attn.wq"
-  ParallelStyle style;  // without a kind: none was given, and operators are only observed
+  const void* module = nullptr;                 // its torch::nn::Module, only to compare
+  std::vector<const c10::TensorImpl*> tensors;  // its own parameters, only to compare: others may share their memory
+  std::string path;                             // of the module: "layers.0.attn.wq"
+  ParallelStyle style;                          // without a kind: none was given, and operators are only observed
+  DeviceMesh mesh;                              // idle, with data
   int64_t mesh_dim = 0;
   std::optional<Placement> input, output;      // dims may be negative
   std::vector<ParameterPlacement> parameters;  // the module's own
@@ -41,11 +44,14 @@ struct ModuleStyle {
   };
   Seen seen() const;
   void record(const at::Tensor& in, const at::Tensor& out);
+  // Whether `t` is in the memory of the last recorded result.
+  bool is_last_result(const at::Tensor& t) const;
   void begin_check();  // seen().since_check is false afterwards
 
  private:
   mutable std::mutex mutex_;
   Seen seen_;
+  std::weak_ptr<LocalStorage> last_result_;
 };
 
 // The styles of a parameter: one, or one for each module that shares it.
@@ -63,10 +69,11 @@ inline bool has_style(const at::TensorBase& t) { return is_dtensor(t) && meta_wi
 
 // One call of an operator that follows a style. Made before the call: redistributes the input among the arguments on
 // the stack. finish() after it: redistributes the first result there. Both do nothing if no style applies: no parameter
-// among the arguments or no other distributed tensor, an operator that writes, a view, or one that is elementwise on
-// tensors of one shape as in optimizers and averages; in backward; and during another such call.
-// Errors (ValueError): input and parameter are on several meshes; the input or the result lacks the dim that the style
-// shards.
+// among the arguments or no other distributed tensor, parameters that went to another mesh than the style's, an
+// operator that writes, a view, or one that is elementwise on tensors of one shape as in optimizers and averages; in
+// backward; and during another such call. An elementwise operator on the style's last result (a bias that is added by
+// hand) takes it as it is: it is no input of the module. The style of a table governs lookups alone. Errors
+// (ValueError): input and parameter are on several meshes; the input or the result lacks the dim that the style shards.
 class StyledCall {
  public:
   StyledCall(const c10::OperatorHandle& op, bool is_view, torch::jit::Stack& stack);

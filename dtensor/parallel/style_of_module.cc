@@ -86,7 +86,18 @@ bool is_embedding(const nn::Module& module) {
   return module.as<nn::EmbeddingImpl>() != nullptr || module.as<nn::EmbeddingBagImpl>() != nullptr;
 }
 
+std::shared_ptr<ModuleStyle> own_style(const nn::Module& module) {
+  for (const at::Tensor& t : module.parameters(/*recurse=*/false)) {
+    if (!has_style(t)) continue;
+    for (const auto& style : meta_without_sync(t).storage->style->modules()) {
+      if (style->module == &module) return style;
+    }
+  }
+  return nullptr;
+}
+
 std::shared_ptr<ModuleStyle> present_style(const nn::Module& module, const std::string& path) {
+  if (auto own = own_style(module)) return own;
   const std::vector<std::shared_ptr<ModuleStyle>>* first = nullptr;
   for (const at::Tensor& t : module.parameters(/*recurse=*/false)) {
     if (!has_style(t)) continue;

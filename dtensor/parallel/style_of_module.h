@@ -25,8 +25,11 @@ struct StyleOfModule {
 // parameters of its own, or no such one; the style does not exist for its type. The text names path and type.
 StyleOfModule style_of_module(const ParallelStyle& style, torch::nn::Module& module, const std::string& path);
 
-// The style that parallelize_module() gave to `module`, the one at `path` where several modules share its parameters;
-// null: none.
+// The style that parallelize_module() gave to `module` itself, not to another one that shares its parameters; null:
+// none.
+std::shared_ptr<ModuleStyle> own_style(const torch::nn::Module& module);
+// The same for reports: else that of the module at `path`, of which `module` may be a copy, or the only style that its
+// parameters have.
 std::shared_ptr<ModuleStyle> present_style(const torch::nn::Module& module, const std::string& path);
 
 // Or EmbeddingBag.

@@ -9,12 +9,14 @@
 #include "observe/comm_debug_mode.h"
 #include "tests/dtensor/parallel_models.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/error_text.h"
 
 namespace dtensor {
 namespace {
 
 namespace nn = torch::nn;
 using testing::Attention;
+using testing::error_text;
 using testing::HandNorm;
 using testing::LanguageModel;
 using torch::Tensor;
@@ -90,6 +92,47 @@ TEST_CASE("parallel styles: a table tied to the head follows its own style in lo
   y.sum().backward();
   CHECK(torch::allclose(full_tensor(model->head->weight.grad()), plain->head->weight.grad()));
   CHECK(torch::allclose(full_tensor(model->embed->weight.grad()), plain->embed->weight.grad()));
+}
+
+TEST_CASE("parallel styles: tied modules are told apart by their own tensors") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  nn::Linear a(nn::LinearOptions(4, 4).bias(false)), b(nn::LinearOptions(4, 4).bias(false));
+  b->weight.set_data(a->weight.detach());
+  nn::Sequential pair({{"a", a}, {"b", b}});
+  parallelize_module(*pair, mesh, {{"a", ColwiseParallel()}, {"b", ColwiseParallel()}});
+  const Tensor x = distribute_tensor(torch::ones({2, 4}), mesh);
+  a(x);
+  CHECK_THAT(error_text([&] { check_styles_ran(*pair); }),
+             Catch::Contains("'b', ColwiseParallel") && !Catch::Contains("'a'"));
+  b(x);
+  CHECK_THAT(error_text([&] { check_styles_ran(*pair); }),
+             Catch::Contains("'a', ColwiseParallel") && !Catch::Contains("'b'"));
+
+  nn::Embedding source(6, 4), target(6, 4);
+  nn::Linear head(nn::LinearOptions(4, 6).bias(false));
+  target->weight.set_data(source->weight.detach());
+  head->weight.set_data(source->weight.detach());
+  nn::Sequential three({{"source", source}, {"target", target}, {"head", head}});
+  parallelize_module(*three, mesh,
+                     {{"source", RowwiseParallel()}, {"target", RowwiseParallel()}, {"head", ColwiseParallel()}});
+  const Tensor ids = distribute_tensor(torch::tensor({0, 3, 5}), mesh);
+  source(ids);
+  head(x);
+  CHECK_THAT(error_text([&] { check_styles_ran(*three); }), Catch::Contains("'target', RowwiseParallel") &&
+                                                                !Catch::Contains("'source'") &&
+                                                                !Catch::Contains("'head'"));
+  for (const Tensor& y : {source(ids), target(ids), head(x)}) CHECK(is_dtensor(y));
+  CHECK_NOTHROW(check_styles_ran(*three));
+}
+
+TEST_CASE("parallel styles: the style of a table governs lookups alone") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  nn::Embedding table(6, 4);
+  parallelize_module(*table, mesh, {{"", RowwiseParallel()}});
+  torch::linear(distribute_tensor(torch::ones({2, 4}), mesh), table->weight);
+  CHECK_THAT(error_text([&] { check_styles_ran(*table); }), Catch::Contains("RowwiseParallel"));
+  table(distribute_tensor(torch::tensor({0, 3, 5}), mesh));
+  CHECK_NOTHROW(check_styles_ran(*table));
 }
 
 TEST_CASE("parallel styles: a norm written by hand keeps the sequence sharded") {

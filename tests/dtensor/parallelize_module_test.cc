@@ -192,6 +192,30 @@ TEST_CASE("parallel styles: apply in a Sequential, in typed members, and in func
   }
 }
 
+TEST_CASE("parallel styles: a Linear written by hand takes the collectives of nn::Linear") {
+  torch::manual_seed(0);
+  const DeviceMesh mesh(World::local(4), {4}, {"tp"});
+  const Tensor x = torch::randn({4, 8, 8}, torch::kDouble);
+  for (const ParallelStyle& style : {ColwiseParallel(), RowwiseParallel()}) {
+    nn::Linear linear(8, 8);
+    linear->to(torch::kDouble);
+    const Tensor expected = linear(x);
+    parallelize_module(*linear, mesh, {{"", style}});
+    for (const Placement& placement : {Placement(Replicate()), Placement(Shard(1))}) {
+      INFO(style.to_string() << " of " << to_string(placement));
+      const Tensor in = distribute_tensor(x, mesh, {placement});
+      CommDebugMode comm;
+      const Tensor y = linear(in);
+      const Counts counts = counts_of(comm);
+      comm.reset();
+      const Tensor by_hand = torch::matmul(in, linear->weight.t()) + linear->bias;
+      CHECK(counts_of(comm) == counts);
+      CHECK(DTensor(by_hand).placements() == DTensor(y).placements());
+      CHECK(torch::allclose(full_tensor(by_hand), expected));
+    }
+  }
+}
+
 TEST_CASE("parallel styles: optimizers, averages and views do not follow a style") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   nn::Linear linear(4, 4);
@@ -200,6 +224,7 @@ TEST_CASE("parallel styles: optimizers, averages and views do not follow a style
   const Tensor other = distribute_tensor(torch::randn({4, 4}), mesh);
   CommDebugMode comm;
   const Tensor average = linear->weight * 0.9 + other * 0.1, view = linear->weight.expand_as(other);
+  const Tensor product = linear->weight * other, sum = torch::add(linear->weight, other);
   linear->weight.add_(other);
   CHECK(comm.total() == 0);
   CHECK_THROWS_WITH(check_styles_ran(*linear), Catch::Contains("no operator followed"));
