@@ -75,7 +75,9 @@ void check_styles_ran(const torch::nn::Module& module) {
                     "last check: ",
                     absl::StrJoin(missing, "; "),
                     ". An operator follows a style if it takes a parameter of the module itself, not a copy, and "
-                    "another distributed tensor.");
+                    "another distributed tensor on the style's mesh; one that writes (in place, out=), a custom one, "
+                    "and one that parallelize_module.h does not list follow none: call one that is listed, such as "
+                    "linear or matmul, or leave the module out of the plan.");
 }
 
 std::string explain_module(const torch::nn::Module& module) {

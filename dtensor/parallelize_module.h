@@ -10,8 +10,14 @@
 // C++ modules have no forward hooks, so the layouts of activations travel with the parameters: they apply to each
 // operator that the program calls with a parameter of the module and another distributed tensor, be it in the module,
 // in a Sequential, or in torch::linear() with its weight. Differentiable: the input is redistributed before, the result
-// after. Elementwise operators on tensors of one shape (optimizers, averages) and views are no such operators. A weight
-// that is computed from parameters (weight norm) does not have their style, nor does a copy by clone().
+// after. The input is the first other distributed tensor with dims, in the order of arguments.
+//
+// Such an operator is one of ATen's composite ones (linear, matmul, conv2d, layer_norm, ...) or of those listed in
+// dispatch/internal/style_kernels.cc (addmm, mm, bmm, mv, add, sub, mul, div, embedding, index_select, where, ...).
+// Operators in place or with out=, views, `cat` and others not listed, and custom operators follow no style; nor do
+// elementwise ones on tensors of one shape (optimizers, averages). An elementwise operator on the last result of the
+// same style, such as the sum in matmul(x, w.t()) + b, takes that as it is. The style of a table governs lookups alone.
+// A weight that is computed from parameters (weight norm) does not have their style, nor does a copy by clone().
 //
 // Source: torch.distributed.tensor.parallel.parallelize_module.
 #pragma once
@@ -35,13 +41,14 @@ struct ParallelizeOptions {
 // mesh dim, all others replicated there. On the other mesh dims they are replicated, or stay as they are if they are on
 // this mesh already. Errors (ValueError): no mesh or no such dim; a pattern that matches no module (the text names the
 // nearest); two patterns that give one module different styles; a style that does not fit the type of the module, or a
-// module that has one already; tied parameters that get different layouts; those of distribute_module(). After an error
-// the module is unchanged.
+// module that has one already; tied parameters that get different layouts; a parameter of a matched module that is
+// distributed on another mesh; those of distribute_module(). After an error the module is unchanged.
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                         const ParallelizeOptions& options = {});
 
 // Error (ValueError): styles of the module that no operator followed since parallelize_module() or the last check, with
-// their paths. Call it after a step.
+// their paths. Call it after a step. Modules that share one tensor object, or a view of which an operator takes, count
+// as followed together: only parameters that are tensors of their own tell tied modules apart.
 void check_styles_ran(const torch::nn::Module& module);
 
 // A table with a line per module that has parameters: its style, or what decided the layouts of its parameters without
