@@ -90,7 +90,8 @@ struct ParallelPlan {
   // One line per entry: "layers.*.attn.wo: RowwiseParallel(output S(1))".
   std::string to_string() const;
   // As JSON. Errors (c10::Error): the file cannot be written or read, or is not such a plan, or has an entry that
-  // parallelize_module() would refuse for any module; the text names the file and the pattern of the entry.
+  // parallelize_module() would refuse for any module; the text names the file, and the pattern of the entry or the
+  // key that is there twice.
   void save(const std::string& path) const;
   static ParallelPlan load(const std::string& path);
 };
