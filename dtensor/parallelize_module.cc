@@ -11,6 +11,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/dispatch/style_kernels.h"
 #include "dtensor/distribute_module.h"
 #include "dtensor/module_layouts.h"
 #include "dtensor/parallel/applied_style.h"
@@ -219,6 +220,7 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
       shard_parameter_over(m, path, p.name, mesh, mesh_dim, p.placement);
     }
   });
+  register_style_kernels();
   for (const PlannedModule& m : modules) apply_style(m, mesh, mesh_dim);
 }
 

@@ -13,7 +13,7 @@
 // after. The input is the first other distributed tensor with dims, in the order of arguments.
 //
 // Such an operator is one of ATen's composite ones (linear, matmul, conv2d, layer_norm, ...) or of those listed in
-// dispatch/internal/style_kernels.cc (addmm, mm, bmm, mv, add, sub, mul, div, embedding, index_select, where, ...).
+// dispatch/style_kernels.cc (addmm, mm, bmm, mv, add, sub, mul, div, embedding, index_select, where, ...).
 // Operators in place or with out=, views, `cat` and others not listed, and custom operators follow no style; nor do
 // elementwise ones on tensors of one shape (optimizers, averages). An elementwise operator on the last result of the
 // same style, such as the sum in matmul(x, w.t()) + b, takes that as it is. The style of a table governs lookups alone.

@@ -1,5 +1,5 @@
-// Operators that are not composite, above autograd: those that the program calls follow the parallel styles of
-// parameters (parallel/applied_style.h). composite_dispatch.cc does so for composite operators.
+#include "dtensor/dispatch/style_kernels.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addmm_ops.h>
@@ -12,7 +12,6 @@
 #include <torch/library.h>
 
 #include <array>
-#include <vector>
 
 #include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
@@ -61,34 +60,31 @@ constexpr std::array kBoxedWithStyle{
     "index.Tensor",
 };
 
-bool register_boxed_with_style() {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  auto* registered = new std::vector<c10::RegistrationHandleRAII>;  // stays for the process' lifetime
+torch::Library* register_kernels() {
+  auto* library = new torch::Library(torch::Library::IMPL, "aten", kAboveAutogradKey, __FILE__, __LINE__);
+  library->impl("add.Tensor", &KernelWithStyle<at::_ops::add_Tensor>::call);
+  library->impl("addmm", &KernelWithStyle<at::_ops::addmm>::call);
+  library->impl("bmm", &KernelWithStyle<at::_ops::bmm>::call);
+  library->impl("div.Tensor", &KernelWithStyle<at::_ops::div_Tensor>::call);
+  library->impl("embedding", &KernelWithStyle<at::_ops::embedding>::call);
+  library->impl("mm", &KernelWithStyle<at::_ops::mm>::call);
+  library->impl("mul.Tensor", &KernelWithStyle<at::_ops::mul_Tensor>::call);
+  library->impl("sub.Tensor", &KernelWithStyle<at::_ops::sub_Tensor>::call);
   for (const std::string name : kBoxedWithStyle) {
     const size_t dot = name.find('.');
     const c10::OperatorName op("aten::" + name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1));
-    const auto found = dispatcher.findSchema(op);
+    const auto found = c10::Dispatcher::singleton().findSchema(op);
     if (!found || found->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
-    registered->push_back(dispatcher.registerImpl(op, kAboveAutogradKey,
-                                                  c10::KernelFunction::makeFromBoxedFunction<&run_with_style>(),
-                                                  std::nullopt, nullptr, "dtensor: follows parallel styles"));
+    library->impl(name.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_with_style>());
   }
-  return true;
+  return library;
 }
-
-const bool boxed_with_style_registered = register_boxed_with_style();
 
 }  // namespace
-}  // namespace dtensor::internal
 
-TORCH_LIBRARY_IMPL(aten, DeferredInit, m) {
-  using namespace dtensor::internal;  // NOLINT: of this function
-  m.impl("add.Tensor", &KernelWithStyle<at::_ops::add_Tensor>::call);
-  m.impl("addmm", &KernelWithStyle<at::_ops::addmm>::call);
-  m.impl("bmm", &KernelWithStyle<at::_ops::bmm>::call);
-  m.impl("div.Tensor", &KernelWithStyle<at::_ops::div_Tensor>::call);
-  m.impl("embedding", &KernelWithStyle<at::_ops::embedding>::call);
-  m.impl("mm", &KernelWithStyle<at::_ops::mm>::call);
-  m.impl("mul.Tensor", &KernelWithStyle<at::_ops::mul_Tensor>::call);
-  m.impl("sub.Tensor", &KernelWithStyle<at::_ops::sub_Tensor>::call);
+void register_style_kernels() {
+  static const torch::Library* const registered = register_kernels();  // stays for the process' lifetime
+  (void)registered;
 }
+
+}  // namespace dtensor::internal
