@@ -82,7 +82,7 @@ GradScaler::GradScaler(const GradScalerOptions& options) : options_(options), sc
                     "; it must be at least 1");
 }
 
-at::Tensor GradScaler::scale(const at::Tensor& loss) const { return loss * scale_; }
+at::Tensor GradScaler::scale(const at::Tensor& loss) const { return loss.mul(scale_); }
 
 GradScaler::Unscaled* GradScaler::find(const torch::optim::Optimizer& optimizer) {
   const auto it =

@@ -108,7 +108,7 @@ std::vector<at::Tensor> Pipeline::step(
       TORCH_CHECK_VALUE(value.numel() == 1, "[Pipeline] the loss of micro-batch ", m, " has the shape ", value.sizes(),
                         "; it must have one element");
       losses[m] = value.detach();
-      cell.root = value / static_cast<double>(micro_batches);
+      cell.root = value.div(static_cast<double>(micro_batches));
       return;
     }
     cell.root = output;
