@@ -36,6 +36,11 @@ Placements same_on(const DeviceMesh& to, const at::Tensor& t) {
   return without_partials(spec.placements());
 }
 
+// The activation `t` of the stage before, on the mesh of `stage`.
+at::Tensor moved_to(const PipelineStage& stage, const at::Tensor& t) {
+  return redistribute(t, stage.mesh, stage.input_placements.empty() ? same_on(stage.mesh, t) : stage.input_placements);
+}
+
 void check_on_mesh(const torch::nn::Module& module, const std::string& path, const DeviceMesh& mesh) {
   for (const auto& p : module.named_parameters()) {
     TORCH_CHECK_VALUE(!p.value().defined() || spec_of(p.value())->mesh() == mesh, "[pipeline_stages] '", path, ".",
@@ -113,8 +118,7 @@ std::vector<at::Tensor> Pipeline::step(
     }
     cell.root = output;
     const PipelineStage& next = stages_[stage + 1];
-    const at::Tensor sent = redistribute(
-        output.detach(), next.mesh, next.input_placements.empty() ? same_on(next.mesh, output) : next.input_placements);
+    const at::Tensor sent = moved_to(next, output.detach());
     step.at(stage + 1, m).input = sent.detach().requires_grad_(output.requires_grad());
   };
   const auto run_backward = [&](int64_t stage, int64_t m) {
@@ -149,8 +153,7 @@ std::vector<at::Tensor> Pipeline::forward(const std::vector<at::Tensor>& inputs)
   for (at::Tensor t : inputs) {
     for (size_t s = 0; s < stages_.size(); ++s) {
       if (s > 0) {
-        const Placements& wanted = stages_[s].input_placements;
-        t = redistribute(t, stages_[s].mesh, wanted.empty() ? same_on(stages_[s].mesh, t) : wanted);
+        t = moved_to(stages_[s], t);
       }
       t = run_stage(static_cast<int64_t>(s), t);
     }

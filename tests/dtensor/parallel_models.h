@@ -1,12 +1,31 @@
-// Small models that tests of parallel styles shard.
+// Small models that tests of parallel styles shard, and the meshes of these tests.
 #pragma once
 
 #include <torch/nn.h>
+
+#include <vector>
+
+#include "dtensor/redistribute.h"
+#include "mesh/device_mesh.h"
+#include "mesh/world.h"
 
 namespace dtensor::testing {
 
 namespace nn = torch::nn;
 using torch::Tensor;
+
+inline std::vector<DeviceMesh> style_meshes() {
+  return {DeviceMesh(World::local(2), {2}, {"tp"}), DeviceMesh(World::local(4), {4}, {"tp"}),
+          DeviceMesh(World::local(4), {2, 2}, {"dp", "tp"})};
+}
+
+// Batches over dp, where there is one.
+inline Tensor batch_on(const DeviceMesh& mesh, const Tensor& x) {
+  Placements placements(mesh.ndim(), Replicate());
+  if (mesh.ndim() == 2) placements.front() = Shard(0);
+  Tensor batch = distribute_tensor(x, mesh, placements);
+  return x.is_floating_point() ? batch.requires_grad_() : batch;
+}
 
 struct MlpImpl : nn::Module {
   explicit MlpImpl(int64_t width = 6, int64_t hidden = 10)

@@ -17,21 +17,10 @@ namespace dtensor {
 namespace {
 
 namespace nn = torch::nn;
+using testing::batch_on;
 using testing::Mlp;
+using testing::style_meshes;
 using torch::Tensor;
-
-std::vector<DeviceMesh> style_meshes() {
-  return {DeviceMesh(World::local(2), {2}, {"tp"}), DeviceMesh(World::local(4), {4}, {"tp"}),
-          DeviceMesh(World::local(4), {2, 2}, {"dp", "tp"})};
-}
-
-// Batches over dp, where there is one.
-Tensor batch_on(const DeviceMesh& mesh, const Tensor& x) {
-  Placements placements(mesh.ndim(), Replicate());
-  if (mesh.ndim() == 2) placements.front() = Shard(0);
-  Tensor batch = distribute_tensor(x, mesh, placements);
-  return x.is_floating_point() ? batch.requires_grad_() : batch;
-}
 
 using MakeModule = std::function<nn::AnyModule()>;
 
