@@ -61,7 +61,7 @@ std::vector<DeviceMesh> meshes_of(torch::optim::Optimizer& optimizer) {
 
 // Whether `found` is true on a rank of any of `meshes`.
 bool found_on_any(const std::vector<DeviceMesh>& meshes, bool found) {
-  if (meshes.size() < 2) return found;  // the operator has told all ranks of one mesh
+  if (meshes.size() < 2) return found;  // the operator has reduced the flag over its mesh
   std::set<int64_t> ranks;
   for (const DeviceMesh& mesh : meshes) ranks.insert(mesh.ranks().begin(), mesh.ranks().end());
   const DeviceMesh all(meshes[0].world(), {static_cast<int64_t>(ranks.size())}, {"all"}, {ranks.begin(), ranks.end()});
