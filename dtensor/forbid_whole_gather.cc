@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "comm/module_text.h"
 #include "plan/redistribute_plan.h"
 #include "plan/transfer/schedule.h"
 
@@ -43,7 +44,7 @@ void ForbidWholeGather::Limit::check(const RedistributePlan& plan, const CommCau
   TORCH_CHECK(false, cause.op.empty() ? "redistribute" : cause.op, ": ",
               cause.argument.empty() ? "" : "argument '" + cause.argument + "' ", "would be gathered to every rank, ",
               plan.tensor.bytes(), " bytes: ", to_string(*layout_change_of(plan)),
-              cause.module_path.empty() ? "" : ", in module '" + cause.module_path + "'",
+              cause.module_path.empty() ? "" : ", " + in_module(cause.module_path, "in module '", "'"),
               in_backward() ? ", in backward" : "", ". ForbidWholeGather allows ", max_bytes_,
               " bytes. Give it a layout that the operator computes in (Shard of a dim that it treats as a batch), "
               "gather it where you mean to, redistribute(t, {Replicate(), ...}), or raise the limit.");

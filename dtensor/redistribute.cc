@@ -11,6 +11,7 @@
 #include "dtensor/redistribution/internal/redistribute_arguments.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/redistribute_planner.h"
@@ -30,7 +31,8 @@ at::Tensor redistribute_checked(const at::Tensor& tensor, const DeviceMesh& mesh
                                 const RedistributeOptions& options) {
   check_options(options, "redistribute");
   Placements normal = checked_placements(placements, mesh, tensor.dim(), "redistribute");
-  const CommCause cause = explicit_cause("redistribute");
+  CommCause cause = explicit_cause("redistribute");
+  cause.module_path = module_of_call(tensor);
   if (mesh == spec_of(tensor)->mesh()) return redistribute_as(tensor, normal, cause, options);
   const Layout to(mesh, std::move(normal));
   return redistribute_as(at::TensorList(&tensor, 1), c10::ArrayRef<Layout>(to), cause, options)[0];

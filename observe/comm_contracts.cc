@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "comm/module_text.h"
 
 namespace dtensor {
 using namespace internal;
@@ -22,7 +23,7 @@ std::string describe(const CommEvent& event) {
   absl::StrAppend(&text, "would need ", collective[0] == 'a' ? "an " : "a ", collective, " over ", event.mesh_dims,
                   ", ", event.bytes, " B");
   if (event.layout_change) absl::StrAppend(&text, ": ", to_string(*event.layout_change, event.more_tensors));
-  if (!cause.module_path.empty()) absl::StrAppend(&text, ", in ", cause.module_path);
+  if (!cause.module_path.empty()) absl::StrAppend(&text, ", ", in_module(cause.module_path));
   if (event.backward) absl::StrAppend(&text, ", in backward");
   return text;
 }

@@ -6,6 +6,7 @@
 #include <sstream>
 #include <utility>
 
+#include "comm/module_text.h"
 #include "observe/comm_debug_mode.h"
 
 namespace dtensor {
@@ -30,7 +31,7 @@ void write_reused(std::ostream& os, const std::vector<ReuseRow>& rows) {
   os << '\n';
   for (const ReuseRow& r : rows) {
     os << (&r == &rows.back() ? "└─ " : "├─ ") << r.op << ' ' << r.argument;
-    if (!r.module_path.empty()) os << " in " << r.module_path;
+    if (!r.module_path.empty()) os << ' ' << internal::in_module(r.module_path);
     os << (r.backward ? ", backward: " : ": ") << r.saved << " x" << r.count;
     if (r.bytes > 0) os << ", " << grouped(r.bytes) << " bytes";
     os << '\n';

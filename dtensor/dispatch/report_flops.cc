@@ -5,6 +5,7 @@
 #include "comm/scope.h"
 #include "comm/work_event.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "plan/largest_part.h"
 
 namespace dtensor::internal {
@@ -31,7 +32,7 @@ void report_flops(const OpInfo& info, const Decision& decision, const Inputs& in
     whole[i] = call.inputs[i]->sizes();
     parts[i] = largest_part(call.inputs[i]->sizes(), in.mesh.shape(), decision.computed[i]->placements());
   }
-  report_flops(info.name, module_path(in), in.mesh, flops(parts), flops(whole));
+  report_flops(info.name, module_of_call(in.tensors), in.mesh, flops(parts), flops(whole));
 }
 
 }  // namespace dtensor::internal

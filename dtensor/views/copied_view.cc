@@ -3,11 +3,11 @@
 #include <memory>
 #include <utility>
 
-#include "comm/scope.h"
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/view_window.h"
 
 namespace dtensor::internal {
@@ -56,7 +56,7 @@ at::Tensor take_again(const ViewOrigin& origin) {
 
 void read_by_call(const ViewOrigin& origin) {
   at::Tensor now = take_again(origin);
-  const CommCause cause{c10::toString(origin.op.operator_name()), "self", current_scope().module_path,
+  const CommCause cause{c10::toString(origin.op.operator_name()), "self", module_of_call(origin.base),
                         /*implicit=*/true};
   now = redistribute_below_autograd(now, origin.spec->placements(), cause);
   LocalGuard guard;

@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "comm/scope.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/internal/executor.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/view_window.h"
 #include "dtensor/views/copied_view.h"
 #include "dtensor/views/view_store.h"
@@ -185,7 +185,7 @@ void ViewOrigin::check_write(const at::Tensor& t, std::string_view op) const {
 }
 
 void ViewOrigin::after_write(const at::Tensor& t, std::string_view op) {
-  const CommCause cause{std::string(op), "self", current_scope().module_path, /*implicit=*/true};
+  const CommCause cause{std::string(op), "self", module_of_call(t), /*implicit=*/true};
   const WayBack way = way_back(t);
   const auto& exchange = way.exchange;
   HeldPieces pieces = whole_parts(*way.layouts[0], meta_for_write(t).locals);

@@ -8,13 +8,13 @@
 
 #include <algorithm>
 
-#include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 #include "propagation/rule_registry.h"
@@ -24,8 +24,8 @@ namespace {
 
 using torch::jit::Stack;
 
-CommCause cause_of(const c10::OperatorHandle& op, const std::string& argument) {
-  return {c10::toString(op.operator_name()), argument, current_scope().module_path, /*implicit=*/true};
+CommCause cause_of(const c10::OperatorHandle& op, const std::string& argument, const at::Tensor& t) {
+  return {c10::toString(op.operator_name()), argument, module_of_call(t), /*implicit=*/true};
 }
 
 void check_has_data(const c10::OperatorHandle& op, const at::Tensor& t) {
@@ -57,9 +57,10 @@ void item(const c10::OperatorHandle& op, Stack& stack) {
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
   check_has_data(op, self);
   const at::Tensor known = find_reduced_copy(self);
-  if (known.defined() && reports_reuse()) report_reduced_copy(cause_of(op, "self"), self);
-  const at::Tensor whole = redistribute_below_autograd(
-      known.defined() ? known : self, Placements(spec_of(self)->mesh().ndim(), Replicate()), cause_of(op, "self"));
+  if (known.defined() && reports_reuse()) report_reduced_copy(cause_of(op, "self", self), self);
+  const at::Tensor whole =
+      redistribute_below_autograd(known.defined() ? known : self, Placements(spec_of(self)->mesh().ndim(), Replicate()),
+                                  cause_of(op, "self", self));
   LocalGuard guard;
   stack.emplace_back(meta_for_read(whole).locals.front().item());
 }
@@ -115,8 +116,8 @@ void equal(const c10::OperatorHandle& op, Stack& stack) {
   Placements layout = spec_of(self)->placements();
   if (spec_of(self)->has_partial()) layout = spec_of(other)->placements();
   layout = without_partials(std::move(layout));
-  self = redistribute_below_autograd(self, layout, cause_of(op, "self"));
-  other = is_one ? self : redistribute_below_autograd(other, layout, cause_of(op, "other"));
+  self = redistribute_below_autograd(self, layout, cause_of(op, "self", self));
+  other = is_one ? self : redistribute_below_autograd(other, layout, cause_of(op, "other", other));
   std::vector<bool> flags;
   {
     LocalGuard guard;
@@ -126,7 +127,7 @@ void equal(const c10::OperatorHandle& op, Stack& stack) {
   }
   const bool knows_all = is_one && static_cast<int64_t>(flags.size()) == mesh.size();
   stack.emplace_back(knows_all ? std::find(flags.begin(), flags.end(), false) == flags.end()
-                               : all_true(mesh, layout, flags, cause_of(op, "")));
+                               : all_true(mesh, layout, flags, cause_of(op, "", self)));
 }
 
 void allclose(const c10::OperatorHandle& op, Stack& stack) {

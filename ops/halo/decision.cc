@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "comm/scope.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/cost_policy.h"
 #include "plan/largest_part.h"
@@ -149,9 +149,7 @@ bool has_nonlinear_partial(const Placements& placements) {
 }
 
 CommCause halo_cause(const c10::OperatorHandle& op, const at::Tensor& t, const char* argument) {
-  std::string module = module_of(meta_without_sync(t));
-  if (module.empty()) module = current_scope().module_path;
-  return {c10::toString(op.operator_name()), argument, std::move(module), /*implicit=*/true};
+  return {c10::toString(op.operator_name()), argument, module_of_call(t), /*implicit=*/true};
 }
 
 }  // namespace dtensor::internal

@@ -14,10 +14,10 @@
 #include <optional>
 #include <utility>
 
-#include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/loss/class_split_cross_entropy.h"
 #include "ops/reduction/rank_summaries.h"
@@ -110,7 +110,7 @@ CrossEntropyCallPtr class_split_call(const c10::OperatorHandle& op, const Argume
   const bool autocast = c10::isReducedFloatingType(in.self.scalar_type()) && has_autocast(in.self);
   call->result_type = autocast ? at::kFloat : in.self.scalar_type();
   call->op = c10::toString(op.operator_name());
-  call->module_path = current_scope().module_path;
+  call->module_path = module_of_call(in.self);
   const bool are_valid = call->reduction >= at::Reduction::None && call->reduction <= at::Reduction::Sum &&
                          call->classes.label_smoothing >= 0 && call->classes.label_smoothing <= 1;
   if (!are_valid || !has_fitting_target(in, autocast) || !has_fitting_weight(in, autocast)) return {};

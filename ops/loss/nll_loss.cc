@@ -7,10 +7,10 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "comm/scope.h"
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/loss/loss.h"
 #include "ops/reduction/rank_summaries.h"
@@ -151,12 +151,14 @@ at::Tensor sum_and_weight(at::Tensor loss, at::Tensor weight) {
 // The mean divides by the weights of all targets that are not ignored, a sum over ranks: both sums are reduced in one
 // all-reduce.
 void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  std::string module;
   {
     Arguments args(op, stack);
     if (args["reduction"].toInt() != at::Reduction::Mean) return dispatch_by_rule(op, stack);
     // For plain out tensors: LibTorch's error or operator.
     if (op.schema().argumentIndexWithName("output")) return dispatch_by_rule(op, stack);
     const bool half = c10::isReducedFloatingType(args["self"].toTensor().scalar_type());
+    module = module_of_call(args["self"].toTensor());
     args.set("reduction", half ? at::Reduction::Mean : at::Reduction::Sum);
   }
   dispatch_by_rule(op, stack);
@@ -174,8 +176,8 @@ void nll_forward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   }
   at::Tensor pair = make_dtensor(Spec::get(mesh, meta.spec->placements(), {2}, widened(dtype)), std::move(pairs));
   const Placements whole(mesh.ndim(), Replicate());
-  pair = redistribute_below_autograd(pair, whole,
-                                     {op.schema().name(), "reduction", current_scope().module_path, /*implicit=*/true});
+  pair =
+      redistribute_below_autograd(pair, whole, {op.schema().name(), "reduction", std::move(module), /*implicit=*/true});
   RankTensors means, totals;
   {
     LocalGuard guard;

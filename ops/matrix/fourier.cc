@@ -18,6 +18,7 @@
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/matrix/fourier_stages.h"
 #include "ops/support/arguments.h"
@@ -98,7 +99,7 @@ at::Tensor with_strides(const at::Tensor& t, const Shape& strides) {
 }
 
 at::Tensor by_dim(const c10::OperatorHandle& op, at::Tensor t, const FourierStages& plan) {
-  const CommCause cause{c10::toString(op.operator_name()), "self", module_of(meta_without_sync(t)), /*implicit=*/true};
+  const CommCause cause{c10::toString(op.operator_name()), "self", module_of_call(t), /*implicit=*/true};
   for (const FourierStage& stage : plan.stages) {
     if (stage.layout) t = redistribute_below_autograd(t, *stage.layout, cause);
     Stack stack{t};
@@ -216,7 +217,7 @@ void in_steps(const c10::OperatorHandle& op, Stack& stack) {
   const auto resized = is_dtensor(self) && self.numel() > 0 ? resized_dims(self, op, args) : std::nullopt;
   const auto layout = resized ? layout_for_steps(self, *resized, kTwoSteps && resized->dims.size() > 1) : std::nullopt;
   if (layout) {
-    const CommCause cause{c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)),
+    const CommCause cause{c10::toString(op.operator_name()), "self", module_of_call(self),
                           /*implicit=*/true};
     args.set("self", redistribute_as(self, *layout, cause));
   }

@@ -21,6 +21,7 @@
 #include "comm/scope.h"
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch/report_flops.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/rank_summaries.h"
 #include "ops/support/arguments.h"
@@ -164,7 +165,7 @@ std::optional<QR> tall_qr(const c10::OperatorHandle& op, const at::Tensor& self)
     return std::vector<at::Tensor>{with_rows(at::cat({r, padded_top}, -2), width)};
   };
   const Summaries all = gather_summaries(self, request,
-                                         {c10::toString(op.operator_name()), "A", module_of(meta_without_sync(self)),
+                                         {c10::toString(op.operator_name()), "A", module_of_call(self),
                                           /*implicit=*/true});
 
   const RankTensors& said = meta_for_read(all.tensors[0]).locals;

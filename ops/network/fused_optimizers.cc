@@ -10,6 +10,7 @@
 
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/support/arguments.h"
@@ -22,7 +23,7 @@ using torch::jit::Stack;
 using Tensors = std::vector<at::Tensor>;
 
 CommCause cause_of(const c10::OperatorHandle& op, const std::string& argument, const at::Tensor& t) {
-  return {c10::toString(op.operator_name()), argument, module_of(meta_without_sync(t)), /*implicit=*/true};
+  return {c10::toString(op.operator_name()), argument, module_of_call(t), /*implicit=*/true};
 }
 
 // One list of the call.

@@ -7,8 +7,8 @@
 #include <numeric>
 #include <utility>
 
-#include "comm/scope.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "placement/with_dim.h"
 
@@ -61,8 +61,8 @@ Ints first_rows(const Ints& sizes) {
   return result;
 }
 
-CommCause implicit_cause(const char* op, const char* argument) {
-  return {op, argument, current_scope().module_path, /*implicit=*/true};
+CommCause implicit_cause(const char* op, const char* argument, const at::Tensor& t) {
+  return {op, argument, module_of_call(t), /*implicit=*/true};
 }
 
 // The layout in which the rows of `t` are moved: ranks that share dims below `first` have different rows, and give
@@ -118,7 +118,7 @@ at::Tensor lengths_of(const Ints& sizes) {
 }
 
 at::Tensor pack_rows(const at::Tensor& padded, const Ints& sizes) {
-  const RowMove move = prepare(padded, 2, -1, implicit_cause("aten::_pack_padded_sequence", "input"));
+  const RowMove move = prepare(padded, 2, -1, implicit_cause("aten::_pack_padded_sequence", "input", padded));
   Ints shape = padded.sizes().slice(1).vec();
   shape[0] = total(sizes);
   const SpecPtr spec = Spec::get(spec_of(padded)->mesh(), move.result, shape, padded.scalar_type());
@@ -139,7 +139,7 @@ at::Tensor pack_rows(const at::Tensor& padded, const Ints& sizes) {
 }
 
 at::Tensor pad_rows(const at::Tensor& data, const Ints& sizes, int64_t steps, double padding) {
-  const RowMove move = prepare(data, 1, 1, implicit_cause("aten::_pad_packed_sequence", "data"));
+  const RowMove move = prepare(data, 1, 1, implicit_cause("aten::_pad_packed_sequence", "data", data));
   Ints shape = data.sizes().vec();
   shape[0] = sizes.front();
   shape.insert(shape.begin(), steps);

@@ -10,12 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/reduce_first.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/network/packed_rows.h"
 #include "ops/network/packed_sequences.h"
@@ -63,7 +63,7 @@ void gather_weights(c10::ArrayRef<RecurrentWeights*> layer, const at::Tensor& in
   if (split.empty()) return;
   Tensors weights;
   for (const at::Tensor* t : split) weights.push_back(*t);
-  const CommCause cause{"recurrent", "weights", current_scope().module_path, /*implicit=*/true};
+  const CommCause cause{"recurrent", "weights", module_of_call(weights), /*implicit=*/true};
   const Tensors gathered = redistribute_as(weights, whole, cause);
   for (size_t k = 0; k < split.size(); ++k) *split[k] = gathered[k];
 }

@@ -13,8 +13,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "comm/scope.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 
@@ -58,7 +58,7 @@ RecurrentState with_batch_of(const at::Tensor& input, int64_t dim, const Recurre
     for (size_t m = 0; m < to.size(); ++m) {
       if (to[m].is_replicate() && spec_of(input)->placements()[m] == Shard(dim)) to[m] = Shard(0);
     }
-    return redistribute_below_autograd(t, to, {"recurrent", "hx", current_scope().module_path, /*implicit=*/true});
+    return redistribute_below_autograd(t, to, {"recurrent", "hx", module_of_call(input), /*implicit=*/true});
   });
 }
 

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "dtensor/dispatch/dispatch.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/moments.h"
@@ -192,9 +193,8 @@ void group_norm(const c10::OperatorHandle& op, Stack& stack) {
   const Combination combination = group_combination(request, call.groups);
   if (!call.pays(seconds_to_combine(*spec_of(input), request, combination), {input}))
     return dispatch_by_rule(op, stack);
-  const auto moments =
-      combine_summaries(input, request, combination,
-                        {c10::toString(op.operator_name()), "input", module_of(meta_without_sync(input)), true});
+  const auto moments = combine_summaries(input, request, combination,
+                                         {c10::toString(op.operator_name()), "input", module_of_call(input), true});
   const std::vector<int64_t> shape = {input.size(0), call.groups.count};
   const at::Tensor mean = moments[1].view(shape);
   const at::Tensor rstd = at::rsqrt(moments[0].view(shape) + call.args["eps"].toDouble());

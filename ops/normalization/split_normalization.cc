@@ -13,6 +13,7 @@
 
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/moments.h"
 #include "ops/reduction/split_rows.h"
@@ -83,9 +84,8 @@ void layer_norm(const c10::OperatorHandle& op, Stack& stack) {
   const Combination combination = moments_combination(request);
   const double own = seconds_to_combine(*spec_of(input), request, combination);
   if (!pays_to_stay(*call.rows, own, {input}, {call.weight, call.bias})) return dispatch_by_rule(op, stack);
-  const auto moments =
-      combine_summaries(input, request, combination,
-                        {c10::toString(op.operator_name()), "input", module_of(meta_without_sync(input)), true});
+  const auto moments = combine_summaries(input, request, combination,
+                                         {c10::toString(op.operator_name()), "input", module_of_call(input), true});
   const at::Tensor &var = moments[0], &mean = moments[1];
   const at::Tensor rstd = at::rsqrt(var + call.args["eps"].toDouble());
   const at::Tensor y = result_of(call, (input.to(call.rows->dtype) - mean).mul_(rstd));

@@ -15,9 +15,9 @@
 #include <tuple>
 #include <utility>
 
-#include "comm/scope.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/random/random.h"
 #include "ops/support/arguments.h"
@@ -32,8 +32,7 @@ constexpr const char* kInvalid = "probability tensor contains either `inf`, `nan
 constexpr const char* kNothingToDraw = "invalid multinomial distribution (sum of probabilities <= 0)";
 
 at::Tensor laid_out(const at::Tensor& t, const Placements& layout) {
-  return redistribute_below_autograd(t, layout,
-                                     {"aten::multinomial", "self", current_scope().module_path, /*implicit=*/true});
+  return redistribute_below_autograd(t, layout, {"aten::multinomial", "self", module_of_call(t), /*implicit=*/true});
 }
 
 // Sets nan where a probability is invalid.

@@ -10,10 +10,10 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "comm/scope.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
@@ -189,9 +189,8 @@ void native_dropout(const c10::OperatorHandle& op, Stack& stack) {
   TORCH_CHECK(0 <= p && p <= 1, "dropout probability has to be between 0 and 1, but got ", p);
   const bool train = args["train"].isNone() || args["train"].toBool();
   const at::Tensor given = args.tensor("input");
-  const at::Tensor input =
-      redistribute_below_autograd(given, without_partials(spec_of(given)->placements()),
-                                  {"aten::native_dropout", "input", current_scope().module_path, true});
+  const at::Tensor input = redistribute_below_autograd(given, without_partials(spec_of(given)->placements()),
+                                                       {"aten::native_dropout", "input", module_of_call(given), true});
   at::Tensor mask = at::empty_like(input, input.options().dtype(at::kBool)), output;
   if (train) {
     mask.bernoulli_(1 - p);

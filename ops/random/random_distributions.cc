@@ -20,9 +20,9 @@
 #include <utility>
 #include <vector>
 
-#include "comm/scope.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/kernels/philox.h"
@@ -113,8 +113,8 @@ at::Tensor sample_all(const c10::OperatorHandle& op, Sample sample, const at::Te
   const Placements layout = without_partials(spec_of(given_a)->placements());
   const auto laid_out = [&](const at::Tensor& t, const char* name) {
     const at::Tensor whole = is_dtensor(t) ? t : replicate_plain(t, spec_of(given_a)->mesh());
-    return redistribute_below_autograd(
-        whole, layout, {c10::toString(op.operator_name()), name, current_scope().module_path, /*implicit=*/true});
+    return redistribute_below_autograd(whole, layout,
+                                       {c10::toString(op.operator_name()), name, module_of_call(t), /*implicit=*/true});
   };
   const at::Tensor a = laid_out(given_a, "self");
   const at::Tensor keys = at::empty_like(a, a.options().dtype(at::kLong), at::MemoryFormat::Contiguous);

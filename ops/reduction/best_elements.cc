@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "dtensor/dispatch/dispatch.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/combine_summaries.h"
 #include "ops/reduction/rank_summaries.h"
@@ -68,7 +69,7 @@ bool saves(const at::Tensor& self, const SummaryRequest& request) {
 }
 
 CommCause cause_of(const c10::OperatorHandle& op, const at::Tensor& self) {
-  return {c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)), /*implicit=*/true};
+  return {c10::toString(op.operator_name()), "self", module_of_call(self), /*implicit=*/true};
 }
 
 // The first of the best candidates, with nan as the best of all. Its value, if requested, and its index.

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "dtensor/dispatch/dispatch.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/support/arguments.h"
 #include "ops/support/meta_tensor.h"
@@ -49,9 +50,8 @@ std::optional<std::vector<int64_t>> valid_dims(const at::Tensor& self, const c10
 std::optional<std::vector<at::Tensor>> of_split(const c10::OperatorHandle& op, const at::Tensor& self,
                                                 const SummaryRequest& request, const Combination& combination) {
   if (!are_fewer_bytes(self, request)) return std::nullopt;
-  return combine_summaries(
-      self, request, combination,
-      {c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)), /*implicit=*/true});
+  return combine_summaries(self, request, combination,
+                           {c10::toString(op.operator_name()), "self", module_of_call(self), /*implicit=*/true});
 }
 
 // logsumexp(self, dim, keepdim).

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <vector>
 
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/combine_summaries.h"
 #include "ops/reduction/moments.h"
@@ -37,7 +38,7 @@ at::Tensor plain_range(at::Tensor& self, int64_t coordinate_dims, const c10::Ope
     };
     combination.keepdim = false;
     range = combine_summaries(self, request, combination,
-                              {c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)), true});
+                              {c10::toString(op.operator_name()), "self", module_of_call(self), true});
   } else {
     range = {self.amin(dims), self.amax(dims)};
   }

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "dtensor/redistribute_parts.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/rank_summaries.h"
 
@@ -69,7 +70,7 @@ struct SplitSort {
       : self(self),
         spec(*spec_of(self)),
         descending(descending),
-        cause{c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)), /*implicit=*/true} {}
+        cause{c10::toString(op.operator_name()), "self", module_of_call(self), /*implicit=*/true} {}
 
   const at::Tensor self;
   const Spec& spec;

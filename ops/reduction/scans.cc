@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "dtensor/dispatch/dispatch.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/rank_summaries.h"
 #include "ops/support/arguments.h"
@@ -76,8 +77,8 @@ std::optional<Tensors> scan_of_split(const c10::OperatorHandle& op, const at::Te
   for (const auto dtype : dtypes) column += static_cast<int64_t>(c10::elementSize(dtype));
   if (num_columns(self, request) * column >= self.size(dim) * static_cast<int64_t>(self.element_size()))
     return std::nullopt;
-  const Summaries all = gather_summaries(
-      self, request, {c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)), true});
+  const Summaries all =
+      gather_summaries(self, request, {c10::toString(op.operator_name()), "self", module_of_call(self), true});
   const auto begins = beginnings(all.parts, dim);
   TORCH_INTERNAL_ASSERT(begins, "a part in several runs");
 

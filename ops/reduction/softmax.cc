@@ -12,11 +12,11 @@
 #include <limits>
 #include <vector>
 
-#include "comm/scope.h"
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/report_reuse.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/combine_summaries.h"
 #include "ops/reduction/moments.h"
@@ -91,9 +91,9 @@ void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const SummaryRequest request = exponentials(dim, widened(self.scalar_type()));
   if (!are_fewer_bytes(self, request)) return dispatch_by_rule(op, stack);  // short rows are moved themselves
   const at::Tensor x = self.to(request.dtypes[0]).contiguous();
-  const auto row = combine_summaries(
-      x, request, combined_exponentials(request.dtypes[0]),
-      {c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)), /*implicit=*/true});
+  const auto row =
+      combine_summaries(x, request, combined_exponentials(request.dtypes[0]),
+                        {c10::toString(op.operator_name()), "self", module_of_call(self), /*implicit=*/true});
   const at::Tensor shifted = x - row[0];
   torch::jit::drop(stack, 3);
   stack.emplace_back((kLog ? shifted.sub_(row[1].log()) : shifted.exp_().div_(row[1])).to(dtype));
@@ -111,7 +111,7 @@ void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const at::ScalarType dtype = args[3].toScalarType();
   at::Tensor sums = kLog ? cached_sums(grad, wrap_dim(dim, grad.dim())) : at::Tensor();
   if (sums.defined() && reports_reuse())
-    report_reuse({c10::toString(op.operator_name()), "grad_output", current_scope().module_path}, "sums", 0);
+    report_reuse({c10::toString(op.operator_name()), "grad_output", module_of_call(output)}, "sums", 0);
   const at::ScalarType computed = widened(output.scalar_type());
   if (computed != output.scalar_type()) grad = grad.to(computed), output = output.to(computed);
   torch::jit::drop(stack, 4);

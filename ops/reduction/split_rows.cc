@@ -6,6 +6,7 @@
 
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/moments.h"
 #include "ops/reduction/rank_shares.h"
@@ -121,8 +122,8 @@ bool pays_to_stay(const SplitRows& rows, double own, const std::vector<at::Tenso
 
 at::Tensor brought(const at::Tensor& t, const Placements& to, const c10::OperatorHandle& op, const char* what) {
   if (!t.defined()) return t;
-  return redistribute_below_autograd(
-      t, to, {c10::toString(op.operator_name()), what, module_of(meta_without_sync(t)), /*implicit=*/true});
+  return redistribute_below_autograd(t, to,
+                                     {c10::toString(op.operator_name()), what, module_of_call(t), /*implicit=*/true});
 }
 
 at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what) {

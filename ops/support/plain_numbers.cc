@@ -2,8 +2,8 @@
 
 #include <c10/util/Exception.h>
 
-#include "comm/scope.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
@@ -14,9 +14,9 @@ at::Tensor plain_numbers(const at::Tensor& t, const c10::OperatorHandle& op, con
   TORCH_CHECK_NOT_IMPLEMENTED(!meta_without_sync(t).locals.empty(), op.operator_name(),
                               ": needs the numbers in argument '", argument, "', ", spec.to_string(),
                               ", which are not known to this process: it owns no rank of the mesh");
-  const at::Tensor whole = redistribute_below_autograd(
-      t.detach(), Placements(spec.mesh().ndim(), Replicate()),
-      {c10::toString(op.operator_name()), argument, current_scope().module_path, /*implicit=*/true});
+  const at::Tensor whole =
+      redistribute_below_autograd(t.detach(), Placements(spec.mesh().ndim(), Replicate()),
+                                  {c10::toString(op.operator_name()), argument, module_of_call(t), /*implicit=*/true});
   LocalGuard guard;
   return meta_for_read(whole).locals.front().cpu();
 }

@@ -13,6 +13,7 @@
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/factories.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
@@ -45,7 +46,7 @@ void resize_to(const c10::OperatorHandle& op, const at::Tensor& self, const std:
   if (after <= before) return share_contents(self, flat.narrow(0, 0, after).view(sizes));
   // New elements are zero.
   flat = at::cat({flat, zeros({after - before}, spec.mesh(), {}, {.dtype = self.scalar_type()})});
-  const CommCause cause{c10::toString(op.operator_name()), "self", module_of(meta_without_sync(self)),
+  const CommCause cause{c10::toString(op.operator_name()), "self", module_of_call(self),
                         /*implicit=*/true};
   const at::Tensor resized = flat.view(sizes);
   share_contents(self, redistribute_below_autograd(resized, kept_placements(self, resized.dim()), cause));

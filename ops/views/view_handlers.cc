@@ -9,11 +9,11 @@
 
 #include <algorithm>
 
-#include "comm/scope.h"
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/view_window.h"
 #include "dtensor/views/copied_view.h"
@@ -75,8 +75,7 @@ bool lies_as_global(const at::Tensor& t) {
 // Gathers `t` to that layout. In an abstract world this is not possible.
 RankTensors gathered(const at::Tensor& t, const std::string& op) {
   const Placements whole(t.defined() ? spec_of(t)->placements().size() : 0, Replicate());
-  const at::Tensor all =
-      redistribute_below_autograd(t, whole, {op, "self", current_scope().module_path, /*implicit=*/true});
+  const at::Tensor all = redistribute_below_autograd(t, whole, {op, "self", module_of_call(t), /*implicit=*/true});
   LocalGuard guard;
   RankTensors locals;
   for (const at::Tensor& local : meta_for_read(all).locals) {

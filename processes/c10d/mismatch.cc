@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "comm/module_text.h"
 #include "processes/job/bounded_store.h"
 #include "processes/job/find_culprit.h"
 
@@ -49,7 +50,7 @@ std::string describe_call(int64_t sequence, Collective c, const CommCall& call, 
   std::string text = absl::StrCat("call ", sequence, ": ", std::string(to_string(c)), " over ", call.group->name);
   if (!event.cause.op.empty()) absl::StrAppend(&text, " for ", event.cause.op);
   if (!event.cause.argument.empty()) absl::StrAppend(&text, ", argument ", event.cause.argument);
-  if (!event.cause.module_path.empty()) absl::StrAppend(&text, ", in ", event.cause.module_path);
+  if (!event.cause.module_path.empty()) absl::StrAppend(&text, ", ", in_module(event.cause.module_path));
   if (event.layout_change) {
     absl::StrAppend(&text, ": ", to_string(*event.layout_change, event.more_tensors));
   } else {

@@ -14,6 +14,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "comm/module_text.h"
 
 namespace dtensor::tools {
 namespace {
@@ -91,7 +92,8 @@ std::string what_of(const Field& entry) {
   if (const std::string op = cause["op"].text(); !op.empty()) absl::StrAppend(&text, " for ", op);
   if (const std::string argument = cause["argument"].text(); !argument.empty())
     absl::StrAppend(&text, ", argument ", argument);
-  if (const std::string module = cause["module_path"].text(); !module.empty()) absl::StrAppend(&text, ", in ", module);
+  if (const std::string module = cause["module_path"].text(); !module.empty())
+    absl::StrAppend(&text, ", ", internal::in_module(module));
   const std::string tensor = entry["tensor"].text();
   return absl::StrCat(text, ": ", tensor.empty() ? entry["dtype"].text() : tensor, ", ", entry["bytes"].number(), " B");
 }

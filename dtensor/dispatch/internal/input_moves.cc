@@ -11,6 +11,7 @@
 #include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/redistribution/internal/executor.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "plan/plan_many.h"
 #include "plan/redistribute_planner.h"
 
@@ -50,7 +51,8 @@ CommCause cause_of(const std::vector<Moving>& moving) {
                     arg_name(first.info, first.in, static_cast<int>(m.input.number)));
   }
   if (others > 0) absl::StrAppend(&names, " and ", others, " more");
-  return {first.info.name, std::move(names), others > 0 ? current_scope().module_path : module_path(first.in),
+  return {first.info.name, std::move(names),
+          others > 0 ? current_scope().module_path : module_of_call(first.in.tensors),
           /*implicit=*/true};
 }
 
@@ -60,7 +62,7 @@ std::optional<RankTensors> reuse(const Input& input) {
   if (!known || !reports_reuse()) return known;
   const auto& [info, decision, in] = *input.call;
   const std::string name = arg_name(info, in, static_cast<int>(input.number));
-  report_reuse({info.name, name, module_path(in), /*implicit=*/true}, *input.plan);
+  report_reuse({info.name, name, module_of_call(in.tensors), /*implicit=*/true}, *input.plan);
   return known;
 }
 

@@ -3,11 +3,11 @@
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "comm/scope.h"
 #include "dtensor/dispatch/reduce_first.h"
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/parallel/parameter_group.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
@@ -39,7 +39,8 @@ void use_reduced_copies(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inp
     if (!t.defined() || info.args[in.args[k]].written || !spec_of(t)->has_partial()) continue;
     at::Tensor reduced = find_reduced_copy(t);
     if (reduced.defined() && reports_reuse())
-      report_reduced_copy({info.name, arg_name(info, in, static_cast<int>(k)), module_path(in), /*implicit=*/true}, t);
+      report_reduced_copy(
+          {info.name, arg_name(info, in, static_cast<int>(k)), module_of_call(in.tensors), /*implicit=*/true}, t);
     if (!reduced.defined() && is_likely_used_beside(info, args, t)) reduced = reduce_first(info, in.args[k], t);
     if (reduced.defined()) t = std::move(reduced);
   }

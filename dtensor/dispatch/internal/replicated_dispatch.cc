@@ -12,6 +12,7 @@
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/view_window.h"
 #include "dtensor/views/view_call.h"
@@ -57,7 +58,7 @@ class ReplicatedCall {
   size_t locals_count() const { return has_data() ? in_.mesh.local_ranks().size() : 1; }
   Placements whole() const { return Placements(in_.mesh.ndim(), Replicate()); }
   CommCause cause(size_t k) const {
-    return {info_.name, arg_name(info_, in_, static_cast<int>(k)), module_path(in_), true};
+    return {info_.name, arg_name(info_, in_, static_cast<int>(k)), module_of_call(in_.tensors), true};
   }
 
   void gather() {
