@@ -18,6 +18,7 @@
 #include "dtensor/distribute_module.h"
 #include "dtensor/gradients/leaf_group.h"
 #include "dtensor/module_layouts.h"
+#include "dtensor/parallel/mesh_dim_option.h"
 #include "dtensor/parallel/module_contents.h"
 #include "dtensor/parallel/parameter_group.h"
 #include "dtensor/redistribute.h"
@@ -37,20 +38,6 @@ struct ToShard {
   at::Tensor tensor;
   Placements to;
 };
-
-int64_t checked_mesh_dim(const DeviceMesh& mesh, const std::string& name) {
-  TORCH_CHECK_VALUE(mesh.defined(), "[fully_shard] no mesh: give a DeviceMesh(world, shape)");
-  if (!name.empty()) {
-    const auto& names = mesh.names();
-    const auto found = std::find(names.begin(), names.end(), name);
-    TORCH_CHECK_VALUE(found != names.end(), "[fully_shard] mesh_dim '", name, "' is no dim of ", mesh.to_string());
-    return found - names.begin();
-  }
-  TORCH_CHECK_VALUE(mesh.ndim() == 1, "[fully_shard] ", mesh.to_string(),
-                    " has several dims: name the one that parameters are sharded over, {.mesh_dim = \"",
-                    mesh.names().front(), "\"}");
-  return 0;
-}
 
 // The layout of a parameter in its group.
 Placements layout_in_group(const std::string& name, const at::Tensor& t, const DeviceMesh& mesh, int64_t dim) {
@@ -195,7 +182,7 @@ void name_tensors(torch::nn::Module& module, const Names& before) {
 }  // namespace
 
 void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
-  const int64_t dim = checked_mesh_dim(mesh, options.mesh_dim);
+  const int64_t dim = mesh_dim_option(mesh, options.mesh_dim, "fully_shard");
   const auto parameters = parameters_without_group(module, mesh, dim);
   const bool contains_groups = parameters.size() < module.parameters().size();
   check_has_not_one_group(module);

@@ -2,13 +2,13 @@
 
 #include <c10/util/Exception.h>
 
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/parallel/plan_file.h"
 #include "placement/parse_placements.h"
 
 namespace dtensor {
@@ -23,6 +23,8 @@ std::string inputs_text(const std::vector<Placements>& inputs) {
 }
 
 using Json = nlohmann::ordered_json;
+
+constexpr const char* kLayoutPlan = "layout plan";
 
 Json json_of(const StepCost& c) {
   return {{"seconds", c.seconds},
@@ -81,33 +83,20 @@ std::string LayoutPlan::explain() const {
 }
 
 void LayoutPlan::save(const std::string& path) const {
-  Json json{{"format", "dtensor layout plan"}, {"version", 1},     {"before", json_of(before)},
-            {"after", json_of(after)},         {"trials", trials}, {"pins", Json::array()}};
+  Json json{{"before", json_of(before)}, {"after", json_of(after)}, {"trials", trials}, {"pins", Json::array()}};
   for (const LayoutPin& pin : pins) json["pins"].push_back(json_of(pin));
-  std::ofstream file(path);
-  file << json.dump(2) << "\n";
-  file.flush();
-  TORCH_CHECK(file.good(), "[LayoutPlan::save] cannot write '", path, "'");
+  save_plan_file(path, kLayoutPlan, json, "LayoutPlan::save");
 }
 
 LayoutPlan LayoutPlan::load(const std::string& path) {
-  std::ifstream file(path);
-  TORCH_CHECK(file.good(), "[LayoutPlan::load] cannot read '", path, "'");
-  try {
-    const Json json = Json::parse(file);
-    TORCH_CHECK_VALUE(json.at("format") == "dtensor layout plan" && json.at("version") == 1,
-                      "made by another version, or no layout plan");
-    LayoutPlan plan;
+  LayoutPlan plan;
+  load_plan_file(path, kLayoutPlan, "LayoutPlan::load", [&](const Json& json) {
     plan.before = cost_of(json.at("before"));
     plan.after = cost_of(json.at("after"));
     plan.trials = json.at("trials").get<int64_t>();
     for (const Json& pin : json.at("pins")) plan.pins.push_back(pin_of(pin));
-    return plan;
-  } catch (const Json::exception& e) {
-    TORCH_CHECK(false, "[LayoutPlan::load] '", path, "' is no layout plan: ", e.what());
-  } catch (const c10::Error& e) {
-    TORCH_CHECK(false, "[LayoutPlan::load] '", path, "' is no layout plan: ", e.what_without_backtrace());
-  }
+  });
+  return plan;
 }
 
 }  // namespace dtensor

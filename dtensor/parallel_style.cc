@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/parallel/plan_file.h"
 #include "placement/parse_placements.h"
 
 namespace dtensor {
@@ -21,7 +21,7 @@ using StyleJson = nlohmann::ordered_json;
 
 constexpr std::array<const char*, 6> kStyleKinds{"ColwiseParallel", "RowwiseParallel", "SequenceParallel",
                                                  "PrepareInput",    "PrepareOutput",   "ParameterStyle"};
-constexpr const char* kPlanFormat = "dtensor parallel plan";
+constexpr const char* kPlanKind = "parallel plan";
 
 StyleJson json_of(const ParallelPlan::Entry& entry) {
   const ParallelStyle& style = entry.style;
@@ -58,19 +58,19 @@ ParallelPlan::Entry entry_of(const StyleJson& json) {
   return entry;
 }
 
-// Keys that an object has twice would be one: of "parameters", the last one's placement.
-StyleJson parsed_plan(std::istream& file) {
-  std::vector<std::set<std::string>> keys;  // of the objects around the position
-  const auto no_key_twice = [&](int, StyleJson::parse_event_t event, StyleJson& parsed) {
-    if (event == StyleJson::parse_event_t::object_start) keys.emplace_back();
-    if (event == StyleJson::parse_event_t::object_end) keys.pop_back();
-    if (event == StyleJson::parse_event_t::key) {
-      const auto key = parsed.get<std::string>();
-      TORCH_CHECK_VALUE(keys.back().insert(key).second, "an object has the key '", key, "' twice");
-    }
-    return true;
-  };
-  return StyleJson::parse(file, no_key_twice);
+// "no layout of the input: PrepareInput({.input = Shard(0)})"; "": the style has the layout in its name, if any.
+std::string missing_layout(const ParallelStyle& style) {
+  if (style.kind == "PrepareInput" && !style.layouts.input)
+    return "no layout of the input: PrepareInput({.input = Shard(0)})";
+  if (style.kind == "PrepareOutput" && !style.layouts.output)
+    return "no layout of the output: PrepareOutput({.output = Replicate()})";
+  return "";
+}
+
+ParallelStyle with_layout(ParallelStyle style) {
+  const std::string missing = missing_layout(style);
+  TORCH_CHECK_VALUE(missing.empty(), "[", style.kind, "] ", missing);
+  return style;
 }
 
 }  // namespace
@@ -79,15 +79,8 @@ ParallelStyle ColwiseParallel(StyleLayouts layouts) { return {"ColwiseParallel",
 ParallelStyle RowwiseParallel(StyleLayouts layouts) { return {"RowwiseParallel", std::move(layouts)}; }
 ParallelStyle SequenceParallel(StyleLayouts layouts) { return {"SequenceParallel", std::move(layouts)}; }
 
-ParallelStyle PrepareInput(StyleLayouts layouts) {
-  TORCH_CHECK_VALUE(layouts.input, "[PrepareInput] no layout of the input: PrepareInput({.input = Shard(0)})");
-  return {"PrepareInput", std::move(layouts)};
-}
-
-ParallelStyle PrepareOutput(StyleLayouts layouts) {
-  TORCH_CHECK_VALUE(layouts.output, "[PrepareOutput] no layout of the output: PrepareOutput({.output = Replicate()})");
-  return {"PrepareOutput", std::move(layouts)};
-}
+ParallelStyle PrepareInput(StyleLayouts layouts) { return with_layout({"PrepareInput", std::move(layouts)}); }
+ParallelStyle PrepareOutput(StyleLayouts layouts) { return with_layout({"PrepareOutput", std::move(layouts)}); }
 
 ParallelStyle ParameterStyle(std::vector<ParameterPlacement> parameters, StyleLayouts layouts) {
   return {"ParameterStyle", std::move(layouts), std::move(parameters)};
@@ -98,11 +91,9 @@ namespace internal {
 std::string fault_of(const ParallelStyle& style) {
   if (std::find(kStyleKinds.begin(), kStyleKinds.end(), style.kind) == kStyleKinds.end())
     return absl::StrCat("no style is called '", style.kind, "'; there are ", absl::StrJoin(kStyleKinds, ", "));
-  if (style.kind == "PrepareInput" && !style.layouts.input)
-    return "PrepareInput has no layout of the input: PrepareInput({.input = Shard(0)}), in a file \"input\": \"S(0)\"";
-  if (style.kind == "PrepareOutput" && !style.layouts.output)
-    return "PrepareOutput has no layout of the output: PrepareOutput({.output = Replicate()}), in a file "
-           "\"output\": \"R\"";
+  if (const std::string missing = missing_layout(style); !missing.empty())
+    return absl::StrCat(style.kind, " has ", missing, ", in a file \"", style.kind == "PrepareInput" ? "in" : "out",
+                        "put\": \"S(0)\"");
   if (style.kind != "ParameterStyle" && !style.parameters.empty())
     return absl::StrCat(style.kind, " takes no placements of parameters, but has one of '",
                         style.parameters.front().name, "': use ParameterStyle");
@@ -130,29 +121,17 @@ std::string ParallelPlan::to_string() const {
 }
 
 void ParallelPlan::save(const std::string& path) const {
-  StyleJson json{{"format", kPlanFormat}, {"version", 1}, {"entries", StyleJson::array()}};
-  for (const Entry& entry : entries) json["entries"].push_back(json_of(entry));
-  std::ofstream file(path);
-  file << json.dump(2) << "\n";
-  file.flush();
-  TORCH_CHECK(file.good(), "[ParallelPlan::save] cannot write '", path, "'");
+  StyleJson list = StyleJson::array();
+  for (const Entry& entry : entries) list.push_back(json_of(entry));
+  save_plan_file(path, kPlanKind, {{"entries", std::move(list)}}, "ParallelPlan::save");
 }
 
 ParallelPlan ParallelPlan::load(const std::string& path) {
-  std::ifstream file(path);
-  TORCH_CHECK(file.good(), "[ParallelPlan::load] cannot read '", path, "'");
-  try {
-    const StyleJson json = parsed_plan(file);
-    TORCH_CHECK_VALUE(json.at("format") == kPlanFormat && json.at("version") == 1,
-                      "made by another version, or no parallel plan");
-    ParallelPlan plan;
+  ParallelPlan plan;
+  load_plan_file(path, kPlanKind, "ParallelPlan::load", [&](const StyleJson& json) {
     for (const StyleJson& entry : json.at("entries")) plan.entries.push_back(entry_of(entry));
-    return plan;
-  } catch (const StyleJson::exception& e) {
-    TORCH_CHECK(false, "[ParallelPlan::load] '", path, "' is no parallel plan: ", e.what());
-  } catch (const c10::Error& e) {
-    TORCH_CHECK(false, "[ParallelPlan::load] '", path, "' is no parallel plan: ", e.what_without_backtrace());
-  }
+  });
+  return plan;
 }
 
 }  // namespace dtensor

@@ -15,6 +15,7 @@
 #include "dtensor/distribute_module.h"
 #include "dtensor/module_layouts.h"
 #include "dtensor/parallel/applied_style.h"
+#include "dtensor/parallel/mesh_dim_option.h"
 #include "dtensor/parallel/path_patterns.h"
 #include "dtensor/parallel/style_of_module.h"
 
@@ -30,14 +31,6 @@ struct PlannedModule {
   const ParallelPlan::Entry* entry = nullptr;
   StyleOfModule style;
 };
-
-int64_t styles_mesh_dim(const DeviceMesh& mesh, const ParallelizeOptions& options, const char* function) {
-  TORCH_CHECK_VALUE(mesh.defined(), "[", function, "] no mesh: give a DeviceMesh(world, shape)");
-  if (!options.mesh_dim.empty()) return mesh.dim(options.mesh_dim);
-  TORCH_CHECK_VALUE(mesh.ndim() == 1, "[", function, "] ", mesh.to_string(), " has ", mesh.ndim(),
-                    " dims: name the one that the styles are about, {.mesh_dim = \"tp\"}");
-  return 0;
-}
 
 std::vector<PlannedModule> modules_of(torch::nn::Module& module) {
   std::vector<PlannedModule> modules;
@@ -210,7 +203,7 @@ std::optional<ParallelStyle> style_in_plan(const torch::nn::Module& module, cons
 
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                         const ParallelizeOptions& options) {
-  const int64_t mesh_dim = styles_mesh_dim(mesh, options, "parallelize_module");
+  const int64_t mesh_dim = mesh_dim_option(mesh, options.mesh_dim, "parallelize_module");
   std::vector<PlannedModule> modules = modules_of(module);
   plan_modules(modules, mesh, plan);
   distribute_rest_of_module(module, mesh, [&](const std::string& path, torch::nn::Module& m, const DeviceMesh&) {
@@ -226,7 +219,7 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
 
 ParallelPlan plan_of_module(const torch::nn::Module& module, const DeviceMesh& mesh,
                             const ParallelizeOptions& options) {
-  const int64_t mesh_dim = styles_mesh_dim(mesh, options, "plan_of_module");
+  const int64_t mesh_dim = mesh_dim_option(mesh, options.mesh_dim, "plan_of_module");
   ParallelPlan plan;
   module.apply(
       [&](const std::string& path, const torch::nn::Module& m) {
