@@ -1,6 +1,7 @@
 #include "examples/models/dlrm.h"
 
 #include "dtensor/distribute_module.h"
+#include "dtensor/parallel_style.h"
 
 namespace examples {
 namespace {
@@ -18,6 +19,14 @@ void shard_tables_by_rows(const std::string&, torch::nn::Module& module, const d
 
 void shard_tables_by_columns(const std::string&, torch::nn::Module& module, const dtensor::DeviceMesh& mesh) {
   shard_tables(module, mesh, 1);
+}
+
+dtensor::ParallelPlan styles_of_tables_by_rows() {
+  return {{"tables.*", dtensor::ParameterStyle({{"weight", dtensor::Shard(0)}})}};
+}
+
+dtensor::ParallelPlan styles_of_tables_by_columns() {
+  return {{"tables.*", dtensor::ParameterStyle({{"weight", dtensor::Shard(1)}})}};
 }
 
 }  // namespace examples

@@ -11,6 +11,10 @@
 
 #include "mesh/device_mesh.h"
 
+namespace dtensor {
+struct ParallelPlan;
+}
+
 namespace examples {
 
 struct DLRMConfig {
@@ -53,5 +57,10 @@ TORCH_MODULE(DLRM);
 // For distribute_module(): every table's rows, or its columns, over all dims of the mesh; everything else replicated.
 void shard_tables_by_rows(const std::string& path, torch::nn::Module& module, const dtensor::DeviceMesh& mesh);
 void shard_tables_by_columns(const std::string& path, torch::nn::Module& module, const dtensor::DeviceMesh& mesh);
+
+// For parallelize_module(), on a mesh of one dim: the same as styles. They leave the layouts of looked-up rows to the
+// operators, which move those of all tables together.
+dtensor::ParallelPlan styles_of_tables_by_rows();
+dtensor::ParallelPlan styles_of_tables_by_columns();
 
 }  // namespace examples

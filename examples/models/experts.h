@@ -9,6 +9,10 @@
 
 #include "mesh/device_mesh.h"
 
+namespace dtensor {
+struct ParallelPlan;
+}
+
 namespace examples {
 
 struct ExpertsConfig {
@@ -51,5 +55,8 @@ TORCH_MODULE(Experts);
 
 // For distribute_module(): experts over "ep", everything else replicated.
 void shard_experts(const std::string& path, torch::nn::Module& module, const dtensor::DeviceMesh& mesh);
+
+// For parallelize_module() over "ep": the same layouts as a style of the module itself.
+dtensor::ParallelPlan experts_styles();
 
 }  // namespace examples

@@ -19,6 +19,10 @@
 #include "dtensor/redistribute.h"
 #include "mesh/device_mesh.h"
 
+namespace dtensor {
+struct ParallelPlan;
+}
+
 namespace examples {
 
 struct LlamaConfig {
@@ -150,7 +154,13 @@ class LlamaImpl : public torch::nn::Module {
   // ids: [batch, length] -> scores [batch, length, vocab]. `caches`: one per layer, or none; those of the positions
   // before, to which these are added.
   torch::Tensor forward(const torch::Tensor& ids, std::vector<KVCache>* caches = nullptr) {
-    const int64_t length = ids.size(1), half = config.width / config.heads / 2;
+    const auto x = config.settle ? config.settle(tokens(ids)) : tokens(ids);
+    return head(norm(run_blocks(x, 0, blocks->size(), caches)));
+  }
+
+  // The blocks from `first` to before `end`, as in forward(); x: [batch, length, width].
+  torch::Tensor run_blocks(torch::Tensor x, size_t first, size_t end, std::vector<KVCache>* caches = nullptr) {
+    const int64_t length = x.size(1), half = config.width / config.heads / 2;
     const int64_t before = caches != nullptr ? (*caches)[0].length : 0;
     const auto options = tokens->weight.options().requires_grad(false);
     // Half-precision numbers cannot count positions.
@@ -159,12 +169,11 @@ class LlamaImpl : public torch::nn::Module {
     const auto angles = torch::outer(torch::arange(before, before + length, exact), frequencies);
     torch::Tensor mask;  // with one position nothing is masked
     if (length > 1) mask = torch::full({length, before + length}, -INFINITY, options).triu(before + 1);
-    auto x = config.settle ? config.settle(tokens(ids)) : tokens(ids);
     const auto cosine = angles.cos().to(options.dtype()), sine = angles.sin().to(options.dtype());
-    for (size_t i = 0; i < blocks->size(); ++i) {
+    for (size_t i = first; i < end; ++i) {
       x = blocks[i]->as<LlamaBlock>()->forward(x, cosine, sine, mask, caches == nullptr ? nullptr : &(*caches)[i]);
     }
-    return head(norm(x));
+    return x;
   }
 
   LlamaConfig config;
@@ -178,5 +187,10 @@ TORCH_MODULE(Llama);
 // For distribute_module(): tables and column-parallel layers by rows of the weight over "tp", row-parallel ones by its
 // columns, everything else replicated.
 void shard_llama(const std::string& path, torch::nn::Module& module, const dtensor::DeviceMesh& mesh);
+
+// For parallelize_module() over "tp": the same layouts as styles. With `sequence`, activations between the layers are
+// sharded by positions, and what was an all-reduce is a reduce-scatter and an all-gather. Source: Korthikanti et al.,
+// Reducing Activation Recomputation in Large Transformer Models, 2022.
+dtensor::ParallelPlan llama_styles(bool sequence = false);
 
 }  // namespace examples

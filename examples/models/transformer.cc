@@ -1,10 +1,14 @@
 #include "examples/models/transformer.h"
 
 #include "dtensor/distribute_module.h"
+#include "dtensor/parallel_style.h"
 #include "examples/models/layouts.h"
 
 namespace examples {
 
+using dtensor::ColwiseParallel;
+using dtensor::ParameterStyle;
+using dtensor::RowwiseParallel;
 using dtensor::Shard;
 using dtensor::StridedShard;
 
@@ -23,6 +27,15 @@ void shard_transformer(const std::string& path, torch::nn::Module& module, const
   } else if (name == "linear2") {
     shard_parameter(module, "weight", mesh, over(mesh, "tp", Shard(1)));
   }
+}
+
+dtensor::ParallelPlan transformer_styles() {
+  const auto heads = ParameterStyle({{"in_proj_weight", StridedShard(0, 3)}, {"in_proj_bias", StridedShard(0, 3)}});
+  return {{"*.self_attn", heads},
+          {"*.multihead_attn", heads},
+          {"*.out_proj", RowwiseParallel()},
+          {"*.linear1", ColwiseParallel()},
+          {"*.linear2", RowwiseParallel()}};
 }
 
 }  // namespace examples

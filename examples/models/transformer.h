@@ -12,11 +12,18 @@
 
 #include "mesh/device_mesh.h"
 
+namespace dtensor {
+struct ParallelPlan;
+}
+
 namespace examples {
 
 // For distribute_module(), of a torch::nn::Transformer, its layers, or a torch::nn::MultiheadAttention alone: heads and
 // hidden features over "tp", everything else replicated. The weight of queries, keys and values is one tensor; every
 // rank holds its heads of all three.
 void shard_transformer(const std::string& path, torch::nn::Module& module, const dtensor::DeviceMesh& mesh);
+
+// For parallelize_module() over "tp", of a torch::nn::Transformer: the same layouts as styles.
+dtensor::ParallelPlan transformer_styles();
 
 }  // namespace examples

@@ -8,6 +8,10 @@
 
 #include "mesh/device_mesh.h"
 
+namespace dtensor {
+struct ParallelPlan;
+}
+
 namespace examples {
 
 struct ViTConfig {
@@ -110,5 +114,8 @@ TORCH_MODULE(ConvNet);
 
 // For distribute_module(), of a ViT: heads and hidden features over "tp", everything else replicated.
 void shard_vit(const std::string& path, torch::nn::Module& module, const dtensor::DeviceMesh& mesh);
+
+// For parallelize_module() over "tp": the same layouts as styles.
+dtensor::ParallelPlan vit_styles();
 
 }  // namespace examples

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "dtensor/dtensor.h"
-#include "examples/models/llama.h"
+#include "tests/examples/small_llama.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
 
@@ -19,20 +19,9 @@ namespace {
 
 using torch::Tensor;
 
-examples::LlamaConfig small(int64_t layers) {
-  examples::LlamaConfig c;
-  c.vocab = 23;
-  c.width = 16;
-  c.heads = 4;
-  c.kv_heads = 2;
-  c.hidden = 19;
-  c.layers = layers;
-  return c;
-}
-
 examples::Llama make_llama(int64_t layers) {
   torch::manual_seed(3);
-  examples::Llama model(small(layers));
+  examples::Llama model(small_llama(layers));
   model->to(torch::kDouble);
   return model;
 }

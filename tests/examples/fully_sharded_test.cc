@@ -1,21 +1,11 @@
 // Every parameter in parts over the ranks that share the batch: training on a mesh is training on one device.
 #include "examples/models/layouts.h"
-#include "examples/models/llama.h"
 #include "examples/models/transformer.h"
 #include "tests/examples/against_one_device.h"
+#include "tests/examples/small_llama.h"
 
 namespace dtensor {
 namespace {
-
-examples::LlamaConfig small() {
-  examples::LlamaConfig c;
-  c.vocab = 23;
-  c.width = 16;
-  c.heads = 4;
-  c.kv_heads = 2;
-  c.hidden = 19;
-  return c;
-}
 
 torch::Tensor llama_loss(examples::Llama& model, const Tensors& in) {
   const auto scores = model(in[0]);
@@ -27,7 +17,7 @@ TEST_CASE("fully sharded: a Llama, a perceptron, torch::nn::Transformer", "[exam
                                  DeviceMesh(World::local(4), {2, 2}, {"replicas", "shards"})}) {
     const Placements rows(static_cast<size_t>(mesh.ndim()), Shard(0)), second(rows.size(), Shard(1));
     const auto ids = torch::randint(23, {8, 5}), targets = torch::randint(23, {8, 5});
-    check_training<examples::Llama>([] { return examples::Llama(small()); }, examples::shard_fully, mesh,
+    check_training<examples::Llama>([] { return examples::Llama(small_llama()); }, examples::shard_fully, mesh,
                                     {{ids, rows}, {targets, rows}}, llama_loss);
     using torch::nn::Sequential;
     check_training<Sequential>(
@@ -55,7 +45,7 @@ TEST_CASE("clip_grad_norm_ of gradients in several layouts", "[examples]") {
       Tensors clipped[2];
       for (const bool distributed : {false, true}) {
         torch::manual_seed(3);
-        examples::Llama model(small());
+        examples::Llama model(small_llama());
         model->to(torch::kDouble);
         if (distributed) distribute_module(*model, mesh, shard);
         torch::manual_seed(4);
