@@ -22,6 +22,7 @@
 #include "dtensor/grad_scaler.h"
 #include "dtensor/gradient_bucket_limit.h"
 #include "dtensor/meta_device.h"
+#include "dtensor/mixed_precision.h"
 #include "dtensor/optimize_layouts.h"
 #include "dtensor/parallelize_module.h"
 #include "dtensor/pipeline.h"

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/dispatch/style_kernels.h"
 #include "dtensor/distribute_module.h"
 #include "dtensor/gradients/leaf_group.h"
 #include "dtensor/module_layouts.h"
@@ -38,6 +40,11 @@ struct ToShard {
   at::Tensor tensor;
   Placements to;
 };
+
+void check_floating(const char* option, std::optional<c10::ScalarType> dtype) {
+  TORCH_CHECK_VALUE(!dtype || c10::isFloatingType(*dtype), "[fully_shard] mixed_precision.", option, " is ",
+                    dtype ? c10::toString(*dtype) : "", ": give a floating-point dtype such as BFloat16, or none");
+}
 
 // The layout of a parameter in its group.
 Placements layout_in_group(const std::string& name, const at::Tensor& t, const DeviceMesh& mesh, int64_t dim) {
@@ -183,6 +190,9 @@ void name_tensors(torch::nn::Module& module, const Names& before) {
 
 void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
   const int64_t dim = mesh_dim_option(mesh, options.mesh_dim, "fully_shard");
+  check_floating("param_dtype", options.mixed_precision.param_dtype);
+  check_floating("reduce_dtype", options.mixed_precision.reduce_dtype);
+  if (options.mixed_precision.param_dtype) register_style_kernels();
   const auto parameters = parameters_without_group(module, mesh, dim);
   const bool contains_groups = parameters.size() < module.parameters().size();
   check_has_not_one_group(module);
@@ -199,8 +209,9 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
   for (const ToShard& p : parameters) {
     if (p.tensor.dim() > 0) members.push_back(p.tensor);
   }
-  const auto leaves = std::make_shared<const LeafGroup>(members);
-  const auto group = std::make_shared<ParameterGroup>(leaves, dim, contains_groups || !options.reshard_after_forward);
+  const auto leaves = std::make_shared<const LeafGroup>(members, options.mixed_precision.reduce_dtype);
+  const bool is_kept = contains_groups || !options.reshard_after_forward;
+  const auto group = std::make_shared<ParameterGroup>(leaves, dim, is_kept, options.mixed_precision.param_dtype);
   for (const at::Tensor& p : members) {
     change_module_traits(p, [&](ModuleTraits& traits) {
       traits.group = group;

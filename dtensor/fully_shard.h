@@ -11,11 +11,20 @@
 // the last of them has arrived, and at the end of backward if some parameters got none. Autograd, optimizers and
 // checkpoints see the sharded parameters only; what reads or updates parameters alone gathers nothing.
 //
+// With mixed_precision = {.param_dtype = at::kBFloat16} parameters, their gradients and the optimizer's states keep
+// their dtype, and each rank casts its parts of floating-point parameters before they are gathered. An operator of the
+// program that takes such a parameter and other tensors, and is one of those that follow styles (parallelize_module.h),
+// takes all of its floating-point tensors with dims in that dtype, but under autocast, which chooses the dtypes itself,
+// and in batch norm, whose statistics stay as they are. Every other operator takes the gathered values, which are
+// rounded to param_dtype, in the dtype that the parameter has for it. A cast of a parameter to param_dtype is gathered
+// with the group until it or the parameter is written to, and alone after that.
+//
 // Source: torch.distributed.fsdp.fully_shard.
 #pragma once
 
 #include <string>
 
+#include "dtensor/mixed_precision.h"
 #include "mesh/device_mesh.h"
 
 namespace torch::nn {
@@ -25,8 +34,9 @@ class Module;
 namespace dtensor {
 
 struct FullyShardOptions {
-  std::string mesh_dim = "";          // that parameters are sharded over; "": the only one of the mesh
-  bool reshard_after_forward = true;  // false: gathered values stay until the end of backward
+  std::string mesh_dim = "";            // that parameters are sharded over; "": the only one of the mesh
+  bool reshard_after_forward = true;    // false: gathered values stay until the end of backward
+  MixedPrecision mixed_precision = {};  // gathered in param_dtype, reduced in reduce_dtype
 };
 
 // Makes one group of the parameters of `module` that are in none yet: each is sharded by its first dim, evenly or not,

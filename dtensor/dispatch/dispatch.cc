@@ -291,7 +291,9 @@ void run_by_rule(const OpInfo& info, Stack& stack) {
   if (in.has_module_traits) use_gathered_parameters(info, in);
   use_reduced_copies(info, torch::jit::last(stack, info.args.size()), in);
   note_context(info, in);
+  const at::Tensor first = in.has_module_traits ? in.tensors[0] : at::Tensor();
   run_rule(info, resolved, std::move(in), stack);
+  if (first.defined()) note_cast_of_parameter(info, first, stack);
 }
 
 void dispatch_to_handler(const OpInfo& info, const c10::OperatorHandle& op, Stack& stack) {

@@ -18,6 +18,7 @@
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/parallel/applied_style.h"
+#include "dtensor/parallel/param_dtype.h"
 
 namespace dtensor::internal {
 namespace {
@@ -25,18 +26,20 @@ namespace {
 void run_with_style(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   keys = keys & kBelowThatKey;
   if (CompositeOpScope::current() != nullptr) return op.redispatchBoxed(keys, stack);
-  const StyledCall styled(op, op_info(op).is_view, *stack);
+  const bool is_view = op_info(op).is_view;
+  const StyledCall styled(op, is_view, *stack);
+  cast_to_param_dtype(op, is_view, *stack);
   op.redispatchBoxed(keys, stack);
   styled.finish(*stack);
 }
 
-bool is_styled(const at::Tensor& t) { return has_style(t); }
+bool is_styled(const at::Tensor& t) { return has_style(t) || is_cast_in_calls(t); }
 template <typename T>
 bool is_styled(const T&) {
   return false;
 }
 
-// Without a stack where no style can apply: for frequent operators.
+// Without a stack where neither a style nor a param_dtype can apply: for frequent operators.
 template <typename Op, typename Schema = typename Op::schema>
 struct KernelWithStyle;
 template <typename Op, typename... Args>

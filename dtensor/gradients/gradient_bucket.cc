@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <utility>
 
@@ -22,6 +23,7 @@
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/cast_parts.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "mesh/world.h"
@@ -134,16 +136,16 @@ class GradientBucket {
     for (const at::Tensor& other : group->leaves()) {
       if (other.requires_grad() && own.arrived.count(other.unsafeGetTensorImpl()) == 0) return;
     }
-    reduce(own.waiting);
+    reduce(own.waiting, group->reduce_dtype());
   }
 
   void reduce() {
-    reduce(waiting_);
+    reduce(waiting_, std::nullopt);
     bytes_ = 0;
   }
   // Those of incomplete groups, too.
   void reduce_all() {
-    for (OfGroup& g : groups_) reduce(g.waiting);
+    for (OfGroup& g : groups_) reduce(g.waiting, g.group->reduce_dtype());
     reduce();
   }
 
@@ -184,10 +186,10 @@ class GradientBucket {
     const auto known = std::find_if(groups_.begin(), groups_.end(), [&](const OfGroup& g) { return g.group == group; });
     return known == groups_.end() ? groups_.emplace_back(OfGroup{group, {}, {}}) : *known;
   }
-  static void reduce(std::vector<Waiting>& waiting) {
+  static void reduce(std::vector<Waiting>& waiting, std::optional<c10::ScalarType> dtype) {
     std::vector<at::Tensor> leaves;
     for (const Waiting& w : waiting) leaves.push_back(w.leaf);
-    if (!leaves.empty()) reduce_together(std::move(leaves), "gradient", /*implicit=*/true);
+    if (!leaves.empty()) reduce_together(std::move(leaves), "gradient", /*implicit=*/true, dtype);
     const c10::AutoGradMode no_grad(false);
     for (Waiting& w : waiting) {
       if (!w.put_aside.defined() || !w.leaf.grad().defined()) continue;
@@ -297,7 +299,8 @@ std::shared_ptr<DeferredWork> deferred_work(const std::function<std::shared_ptr<
   return bucket.late;
 }
 
-void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool implicit) {
+void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool implicit,
+                     std::optional<c10::ScalarType> dtype) {
   const c10::AutoGradMode no_grad(false);
   const auto is_ready = [](const at::Tensor& leaf) {  // or .grad was removed
     const at::Tensor& g = leaf.grad();
@@ -308,7 +311,8 @@ void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool
   std::vector<at::Tensor> gradients;
   std::vector<Layout> to;
   for (const at::Tensor& leaf : leaves) {
-    gradients.push_back(leaf.grad());
+    const bool is_cast = dtype && c10::isFloatingType(spec_of(leaf.grad())->dtype());
+    gradients.push_back(is_cast ? cast_parts(leaf.grad(), *dtype) : leaf.grad());
     to.emplace_back(spec_of(leaf)->mesh(), spec_of(leaf)->placements());
   }
   const auto& name = meta_without_sync(leaves.front()).name;
@@ -317,7 +321,8 @@ void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool
   const CommCause cause{op, argument, name ? common_module(leaves) : current_scope().module_path, implicit};
   const std::vector<at::Tensor> reduced = redistribute_as(gradients, to, cause);
   for (size_t i = 0; i < leaves.size(); ++i) {
-    if (!close_gradient(leaves[i].grad(), reduced[i])) leaves[i].mutable_grad() = reduced[i];
+    const at::Tensor sum = cast_parts(reduced[i], spec_of(leaves[i].grad())->dtype());
+    if (!close_gradient(leaves[i].grad(), sum)) leaves[i].mutable_grad() = sum;
   }
 }
 

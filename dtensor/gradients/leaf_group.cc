@@ -9,7 +9,8 @@
 
 namespace dtensor::internal {
 
-LeafGroup::LeafGroup(const std::vector<at::Tensor>& leaves) {
+LeafGroup::LeafGroup(const std::vector<at::Tensor>& leaves, std::optional<c10::ScalarType> reduce_dtype)
+    : reduce_dtype_(reduce_dtype) {
   for (const at::Tensor& leaf : leaves) leaves_.emplace_back(leaf.getIntrusivePtr());
 }
 

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,14 +13,17 @@ namespace dtensor::internal {
 
 class LeafGroup {
  public:
-  // Keeps none of the leaves alive.
-  explicit LeafGroup(const std::vector<at::Tensor>& leaves);
+  // Keeps none of the leaves alive. `reduce_dtype`: nullopt: gradients are reduced in their own.
+  explicit LeafGroup(const std::vector<at::Tensor>& leaves, std::optional<c10::ScalarType> reduce_dtype = std::nullopt);
   // Those that are alive.
   std::vector<at::Tensor> leaves() const;
+  // In which floating-point gradients are reduced.
+  std::optional<c10::ScalarType> reduce_dtype() const { return reduce_dtype_; }
 
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   std::vector<WeakTensor> leaves_;
+  const std::optional<c10::ScalarType> reduce_dtype_;
 };
 
 // The group of that leaf; null: none. REQUIRES: is_dtensor(leaf).

@@ -1,6 +1,5 @@
 #include "dtensor/parallel/applied_style.h"
 
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -9,7 +8,7 @@
 #include <tuple>
 
 #include "absl/container/inlined_vector.h"
-#include "comm/scope.h"
+#include "dtensor/parallel/program_call.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "placement/parse_placements.h"
 
@@ -17,19 +16,6 @@ namespace dtensor::internal {
 namespace {
 
 thread_local bool styled_call_runs = false;
-
-// Calls f(tensor) for each distributed tensor of the arguments, those in lists included.
-template <typename F>
-void for_each_dtensor(c10::ArrayRef<c10::IValue> args, const F& f) {
-  const auto visit = [&](const c10::IValue& value) {
-    if (value.isTensor() && is_dtensor(value.toTensor())) f(value.toTensor());
-  };
-  for (const c10::IValue& arg : args) {
-    visit(arg);
-    if (!arg.isTensorList() && !arg.isOptionalTensorList()) continue;
-    for (const c10::IValue& element : arg.toListRef()) visit(element);
-  }
-}
 
 bool looks_rows_up(std::string_view op) {
   return op == "aten::embedding" || op == "aten::embedding_bag" || op == "aten::_embedding_bag";
@@ -97,49 +83,6 @@ ModuleStyles styles_of_call(std::string_view op, c10::ArrayRef<c10::IValue> args
   return styles;
 }
 
-// Whether the call is elementwise on tensors of one shape, as in optimizers and averages.
-bool updates_one_shape(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {
-  if (!op.hasTag(at::Tag::pointwise) && op.schema().name() != "aten::isclose") return false;
-  bool one_shape = true;
-  at::Tensor first;
-  for_each_dtensor(args, [&](const at::Tensor& t) {
-    if (t.dim() == 0) return;
-    if (first.defined() && t.sizes() != first.sizes()) one_shape = false;
-    first = t;
-  });
-  return one_shape;
-}
-
-// Whether the result has values computed from those of all arguments.
-bool computes(const c10::OperatorHandle& op, bool is_view) {
-  const c10::FunctionSchema& schema = op.schema();
-  if (is_view || schema.is_mutable() || schema.returns().empty() || schema.name() == "aten::type_as") return false;
-  const c10::Argument& result = schema.returns()[0];
-  return result.type()->kind() == c10::TypeKind::TensorType && result.alias_info() == nullptr;
-}
-
-// Below autograd an operator of the library computes, not the program.
-bool is_programs_call() {
-  return !styled_call_runs && !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView) &&
-         !in_backward();
-}
-
-void replace_tensor(std::span<c10::IValue> args, const at::Tensor& from, const at::Tensor& to) {
-  for (c10::IValue& arg : args) {
-    if (arg.isTensor() && arg.toTensor().is_same(from)) {
-      arg = to;
-    } else if (arg.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& t : arg.toTensorVector()) list.push_back(t.is_same(from) ? to : t);
-      arg = list;
-    } else if (arg.isOptionalTensorList()) {
-      c10::List<std::optional<at::Tensor>> list;
-      for (const auto& t : arg.toOptionalTensorVector()) list.push_back(t && t->is_same(from) ? to : t);
-      arg = list;
-    }
-  }
-}
-
 }  // namespace
 
 ModuleStyle::Seen ModuleStyle::seen() const {
@@ -168,7 +111,7 @@ void ModuleStyle::begin_check() {
 }
 
 StyledCall::StyledCall(const c10::OperatorHandle& op, bool is_view, torch::jit::Stack& stack) : op_(op) {
-  if (!is_programs_call()) return;
+  if (styled_call_runs || !is_programs_call()) return;
   const size_t count = op.schema().arguments().size();
   const std::span<c10::IValue> args(stack.data() + stack.size() - count, count);
   ModuleStyles styles = styles_of_call(op.schema().name(), torch::jit::last(stack, count));

@@ -5,7 +5,9 @@
 
 #include "comm/scope.h"
 #include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/cast_parts.h"
 #include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
 
@@ -16,6 +18,12 @@ const LocalStorage* memory_of(const at::Tensor& t) { return meta_without_sync(t)
 
 ParameterGroup* group_of_memory(const LocalStorage& memory) {
   return memory.module_traits ? memory.module_traits->group.get() : nullptr;
+}
+
+// Null: it is none.
+const CastOf* cast_of(const at::Tensor& t) {
+  const auto& traits = meta_without_sync(t).storage->module_traits;
+  return traits && traits->cast_of ? &*traits->cast_of : nullptr;
 }
 
 }  // namespace
@@ -31,20 +39,70 @@ Placements ParameterGroup::gathered_layout(const at::Tensor& t) const {
   return to;
 }
 
+c10::ScalarType ParameterGroup::gathered_dtype(c10::ScalarType dtype) const {
+  return param_dtype_ && c10::isFloatingType(dtype) ? *param_dtype_ : dtype;
+}
+
+at::Tensor ParameterGroup::in_parameter(const at::Tensor& t) const {
+  const DTensorMeta& meta = meta_without_sync(t);
+  const CastOf* cast = cast_of(t);
+  const auto memory = cast == nullptr ? meta.storage : cast->memory.lock();
+  if (cast != nullptr) {
+    const bool is_as_cast = writes_of(*meta.storage) == 0 && !meta.storage->user_may_write;
+    if (!is_as_cast || !memory || writes_of(*memory) != cast->writes) return {};
+  }
+  const auto dtype = gathered_dtype(meta.spec->dtype());
+  if (cast == nullptr && dtype == meta.spec->dtype()) return t;
+  TensorMeta tensor = meta.spec->meta();
+  tensor.dtype = dtype;
+  const int64_t offset = t.storage_offset() + (cast == nullptr ? 0 : cast->offset);
+  const at::Tensor handle =
+      make_view(Spec::get(meta.spec->mesh(), meta.spec->placements(), tensor), meta.locals, t, offset, memory);
+  mutable_hints(handle).name = cast == nullptr ? meta.name : cast->name;
+  return handle;
+}
+
 at::Tensor ParameterGroup::gathered(const at::Tensor& t) {
   const Spec& spec = *spec_of(t);
-  if (memory_of(t)->user_may_write || spec.mesh().size(mesh_dim_) == 1 || !spec.placements()[mesh_dim_].is_sharded())
-    return {};
-  const Placements to = gathered_layout(t);
-  if (at::Tensor present = find_copy(t, to); present.defined()) return present;
-  const std::vector<at::Tensor> parameters = parameters_->leaves();
-  const auto base = std::find_if(parameters.begin(), parameters.end(), [&](const at::Tensor& p) {
-    return is_dtensor(p) && memory_of(p) == memory_of(t) && spec_of(p)->placements()[mesh_dim_].is_sharded() &&
-           can_derive(t, to, p, gathered_layout(p));
+  if (spec.mesh().size(mesh_dim_) == 1 || !spec.placements()[mesh_dim_].is_sharded()) return {};
+  const at::Tensor own = in_parameter(t);
+  if (!own.defined() || memory_of(own)->user_may_write) return {};
+  const Placements to = gathered_layout(own);
+  at::Tensor present = find_copy(own, to);
+  if (!present.defined()) {
+    const std::vector<at::Tensor> parameters = parameters_->leaves();
+    const auto base = std::find_if(parameters.begin(), parameters.end(), [&](const at::Tensor& p) {
+      return is_dtensor(p) && memory_of(p) == memory_of(own) && spec_of(p)->placements()[mesh_dim_].is_sharded() &&
+             can_derive(own, to, in_parameter(p), gathered_layout(p));
+    });
+    if (base == parameters.end()) return {};
+    gather(*base);
+    present = find_copy(own, to);
+  }
+  if (!present.defined()) return {};
+  at::Tensor result = cast_parts(present, spec.dtype());
+  mutable_hints(result).name = meta_without_sync(own).name;  // for reports of what the call communicates
+  return result;
+}
+
+void ParameterGroup::add_cast(const at::Tensor& from, const at::Tensor& to) {
+  const DTensorMeta &source = meta_without_sync(from), &result = meta_without_sync(to);
+  const CastOf* before = cast_of(from);
+  const auto is_gathered = before == nullptr ? result.spec->dtype() : source.spec->dtype();
+  if (!param_dtype_ || is_gathered != *param_dtype_ || !c10::isFloatingType(source.spec->dtype()) ||
+      !c10::isFloatingType(result.spec->dtype()))
+    return;
+  if (result.storage == source.storage || result.storage->module_traits || result.spec->mesh() != source.spec->mesh() ||
+      result.spec->placements() != source.spec->placements() || to.strides() != from.strides())
+    return;
+  const at::Tensor own = in_parameter(from);
+  if (!own.defined()) return;
+  const DTensorMeta& parameter = meta_without_sync(own);
+  change_module_traits(to, [&](ModuleTraits& traits) {
+    traits.group = parameter_group_of(from);
+    traits.cast_of = CastOf{parameter.storage, writes_of(*parameter.storage),
+                            own.storage_offset() - to.storage_offset(), parameter.name};
   });
-  if (base == parameters.end()) return {};
-  gather(*base);
-  return find_copy(t, to);
 }
 
 void ParameterGroup::gather(const at::Tensor& first) {
@@ -55,7 +113,7 @@ void ParameterGroup::gather(const at::Tensor& first) {
     return group == nullptr || (group != this && !group->is_kept());
   };
   if (!is_kept_) drop_entries(gathered_of(mesh)->evict_if(is_dropped));
-  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> parameters, parts;
   std::vector<Layout> to;
   for (const at::Tensor& p : parameters_->leaves()) {
     if (!is_dtensor(p) || spec_of(p)->mesh() != mesh || group_of_memory(*memory_of(p)) != this) continue;
@@ -63,14 +121,15 @@ void ParameterGroup::gather(const at::Tensor& first) {
       return memory_of(other) == memory_of(p) && other.storage_offset() == p.storage_offset();
     });
     const Placements layout = gathered_layout(p);
-    if (is_tied || memory_of(p)->user_may_write || !spec_of(p)->placements()[mesh_dim_].is_sharded() ||
-        find_copy(p, layout).defined())
-      continue;
-    parameters.push_back(p);
+    if (is_tied || memory_of(p)->user_may_write || !spec_of(p)->placements()[mesh_dim_].is_sharded()) continue;
+    const at::Tensor own = in_parameter(p);
+    if (find_copy(own, layout).defined()) continue;
+    parameters.push_back(own);
+    parts.push_back(cast_parts(p, spec_of(own)->dtype()));
     to.emplace_back(mesh, layout);
   }
   const CommCause cause{"gather", "parameters", common_module(parameters_->leaves()), /*implicit=*/false};
-  const std::vector<at::Tensor> copies = redistribute_below_autograd(parameters, to, cause);
+  const std::vector<at::Tensor> copies = redistribute_below_autograd(parts, to, cause);
   for (size_t i = 0; i < parameters.size(); ++i) keep_gathered(parameters[i], copies[i]);
   if (in_backward()) drop_after_backward(mesh);
 }

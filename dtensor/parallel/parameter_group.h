@@ -5,13 +5,19 @@
 // the sharded parameters only. They count in the memory meter, but not in the limit of remembered_layouts.h. What is
 // gathered and dropped, and when, follows from the order of the operators alone.
 //
+// With mixed precision each rank casts its parts first, and the copies are in param_dtype. A cast of a parameter to
+// that dtype has the same gathered copy, so that the casts of autocast gather nothing by themselves.
+//
 // Source: Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, VLDB 2023.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "dtensor/gradients/leaf_group.h"
@@ -22,31 +28,42 @@ namespace dtensor::internal {
 class ParameterGroup {
  public:
   // `parameters`: sharded over `mesh_dim` of one mesh. `is_kept`: the copies stay beside those of other groups, until
-  // the end of backward.
-  ParameterGroup(std::shared_ptr<const LeafGroup> parameters, int64_t mesh_dim, bool is_kept)
-      : parameters_(std::move(parameters)), mesh_dim_(mesh_dim), is_kept_(is_kept) {}
+  // the end of backward. `param_dtype`: that floating-point parameters are gathered in; nullopt: their own.
+  ParameterGroup(std::shared_ptr<const LeafGroup> parameters, int64_t mesh_dim, bool is_kept,
+                 std::optional<c10::ScalarType> param_dtype)
+      : parameters_(std::move(parameters)), mesh_dim_(mesh_dim), is_kept_(is_kept), param_dtype_(param_dtype) {}
 
   bool is_kept() const { return is_kept_; }
+  std::optional<c10::ScalarType> param_dtype() const { return param_dtype_; }
 
-  // `t`, a parameter of the group or a view of one, replicated on the group's mesh dim and as it is on the others. If
-  // it is not gathered yet, gathers all parameters of the group in one collective; a group that is not kept drops the
-  // copies of others on these ranks that are not kept either, before. Undefined, and nothing done: `t` is not sharded
-  // on that mesh dim, or is no view of a gathered parameter, as where user code may write to the parts. Only to be
-  // read.
+  // `t`, a parameter of the group, a cast of one, or a view of either, replicated on the group's mesh dim and as it is
+  // on the others; its values are rounded to param_dtype. If it is not gathered yet, gathers all parameters of the
+  // group in one collective; a group that is not kept drops the copies of others on these ranks that are not kept
+  // either, before. Undefined, and nothing done: `t` is not sharded on that mesh dim, or has no values of a gathered
+  // parameter, as where user code may write to the parts, or a cast where the parameter was written to after it. Only
+  // to be read.
   at::Tensor gathered(const at::Tensor& t);
+  // `to` was cast from `from`, of the group: if it has param_dtype, or had it before, it is of the group, too.
+  void add_cast(const at::Tensor& from, const at::Tensor& to);
   // Drops the copies.
   void drop();
 
  private:
   Placements gathered_layout(const at::Tensor& t) const;
+  c10::ScalarType gathered_dtype(c10::ScalarType dtype) const;
+  // A handle of the memory of the parameter that `t` is a view or a cast of, in the dtype that is gathered: what cached
+  // layouts are found by. Undefined: a cast that has not the parameter's present values.
+  at::Tensor in_parameter(const at::Tensor& t) const;
   void gather(const at::Tensor& first);
 
   const std::shared_ptr<const LeafGroup> parameters_;
   const int64_t mesh_dim_;
   const bool is_kept_;
+  const std::optional<c10::ScalarType> param_dtype_;
 };
 
-// The group that `t`, or the tensor that it is a view of, is a parameter of; null: none. REQUIRES: is_dtensor(t).
+// The group that `t`, or the tensor that it is a view of, is a parameter of, or a cast of one; null: none. REQUIRES:
+// is_dtensor(t).
 std::shared_ptr<ParameterGroup> parameter_group_of(const at::Tensor& t);
 
 }  // namespace dtensor::internal

@@ -1,5 +1,6 @@
 // Composite operators, above autograd: records that their code runs (composite_op_scope.h), and replaces it for
-// operators with a handler or with out=. Those that the program calls follow the parallel styles of parameters.
+// operators with a handler or with out=. Those that the program calls follow the parallel styles of parameters, and
+// compute in their param_dtype.
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -11,6 +12,7 @@
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/parallel/applied_style.h"
+#include "dtensor/parallel/param_dtype.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 
@@ -64,6 +66,7 @@ void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   if (!has_dtensor(info, args)) return run_on_plain(op, keys, stack);
   if (CompositeOpScope::current() != nullptr) return run_code_of_composite(op, keys, stack);
   const StyledCall styled(op, info.is_view, *stack);
+  cast_to_param_dtype(op, info.is_view, *stack);
   run_code_of_composite(op, keys, stack);
   styled.finish(*stack);
 }

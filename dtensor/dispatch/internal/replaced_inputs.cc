@@ -55,9 +55,13 @@ void use_gathered_parameters(const OpInfo& info, Inputs& in) {
     if (!group) continue;
     at::Tensor gathered = group->gathered(t);
     if (!gathered.defined()) continue;
-    mutable_hints(gathered).name = meta_without_sync(t).name;  // for reports of what the call communicates
     t = std::move(gathered);
   }
+}
+
+void note_cast_of_parameter(const OpInfo& info, const at::Tensor& from, c10::ArrayRef<c10::IValue> results) {
+  if (info.name != "aten::_to_copy") return;
+  if (const auto group = parameter_group_of(from)) group->add_cast(from, results.back().toTensor());
 }
 
 }  // namespace dtensor::internal

@@ -1,0 +1,60 @@
+#include "dtensor/parallel/param_dtype.h"
+
+#include <ATen/autocast_mode.h>
+
+#include <algorithm>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "dtensor/parallel/parameter_group.h"
+#include "dtensor/parallel/program_call.h"
+#include "dtensor/tensor/module_traits.h"
+#include "dtensor/tensor/representation.h"
+
+namespace dtensor::internal {
+namespace {
+
+// nullopt: the tensor is used as it is.
+std::optional<c10::ScalarType> param_dtype_of(const at::TensorBase& t) {
+  if (!is_dtensor(t)) return std::nullopt;
+  const DTensorMeta& meta = meta_without_sync(t);
+  const auto& traits = meta.storage->module_traits;
+  if (!traits || !traits->group || traits->cast_of || !c10::isFloatingType(meta.spec->dtype())) return std::nullopt;
+  const auto dtype = traits->group->param_dtype();
+  return dtype == meta.spec->dtype() ? std::nullopt : dtype;
+}
+
+bool has_running_statistics(const c10::OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  return std::any_of(arguments.begin(), arguments.end(),
+                     [](const c10::Argument& a) { return a.name() == "running_mean"; });
+}
+
+}  // namespace
+
+bool is_cast_in_calls(const at::TensorBase& t) { return param_dtype_of(t).has_value(); }
+
+void cast_to_param_dtype(const c10::OperatorHandle& op, bool is_view, torch::jit::Stack& stack) {
+  const size_t count = op.schema().arguments().size();
+  const std::span<c10::IValue> args(stack.data() + stack.size() - count, count);
+  std::optional<c10::ScalarType> dtype;
+  bool computes_with_others = false;
+  for_each_dtensor(torch::jit::last(stack, count), [&](const at::Tensor& t) {
+    if (!dtype && t.dim() > 0) dtype = param_dtype_of(t);
+    if (t.dim() > 0 && !parameter_group_of(t)) computes_with_others = true;
+  });
+  if (!dtype || !computes_with_others || !is_programs_call() || !computes(op, is_view) || has_running_statistics(op) ||
+      updates_one_shape(op, torch::jit::last(stack, count)))
+    return;
+  std::vector<at::Tensor> floating;
+  for_each_dtensor(torch::jit::last(stack, count), [&](const at::Tensor& t) {
+    if (t.dim() > 0 && c10::isFloatingType(t.scalar_type())) floating.push_back(t);
+  });
+  if (at::autocast::is_autocast_enabled(floating.front().device().type())) return;
+  for (const at::Tensor& t : floating) {
+    if (t.scalar_type() != *dtype) replace_tensor(args, t, t.to(*dtype));
+  }
+}
+
+}  // namespace dtensor::internal
