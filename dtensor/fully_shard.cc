@@ -5,6 +5,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -186,6 +187,18 @@ void name_tensors(torch::nn::Module& module, const Names& before) {
   }
 }
 
+// The groups that `module` has parameters of are gathered ahead, in the order in which they were made.
+void gather_in_order(const torch::nn::Module& module) {
+  std::map<int64_t, std::shared_ptr<ParameterGroup>> groups;
+  for (const at::Tensor& p : module.parameters()) {
+    if (const auto group = is_dtensor(p) ? parameter_group_of(p) : nullptr) groups[group->number()] = group;
+  }
+  std::vector<std::weak_ptr<ParameterGroup>> in_order;
+  for (const auto& [number, group] : groups) in_order.push_back(group);
+  const auto order = std::make_shared<GatherOrder>(std::move(in_order));
+  for (const auto& [number, group] : groups) group->set_order(order);
+}
+
 }  // namespace
 
 void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
@@ -218,6 +231,7 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
       traits.leaves = leaves;
     });
   }
+  if (options.prefetch) gather_in_order(module);
 }
 
 void reshard(torch::nn::Module& module) {

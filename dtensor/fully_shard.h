@@ -19,6 +19,11 @@
 // rounded to param_dtype, in the dtype that the parameter has for it. A cast of a parameter to param_dtype is gathered
 // with the group until it or the parameter is written to, and alone after that.
 //
+// With prefetch = true, when operators begin to use a group of the module, the gather of the next one begins: in
+// forward in the order in which the program called fully_shard(), in backward in the reverse order. Two groups are
+// gathered at a time then, and groups used in another order are gathered more often. Operators wait for a group when
+// they use it.
+//
 // Source: torch.distributed.fsdp.fully_shard.
 #pragma once
 
@@ -37,6 +42,7 @@ struct FullyShardOptions {
   std::string mesh_dim = "";            // that parameters are sharded over; "": the only one of the mesh
   bool reshard_after_forward = true;    // false: gathered values stay until the end of backward
   MixedPrecision mixed_precision = {};  // gathered in param_dtype, reduced in reduce_dtype
+  bool prefetch = false;                // gather the groups in `module`, the new one included, ahead
 };
 
 // Makes one group of the parameters of `module` that are in none yet: each is sharded by its first dim, evenly or not,

@@ -15,7 +15,7 @@ namespace dtensor {
 struct MixedPrecision {
   // Each rank casts its parts of floating-point parameters to this dtype before they are gathered. nullopt: no cast.
   std::optional<c10::ScalarType> param_dtype = std::nullopt;
-  // The dtype in which gradients are reduced. nullopt: that of the parameters (in PyTorch: param_dtype).
+  // The dtype in which backward() reduces gradients. nullopt: that of the parameters (in PyTorch: param_dtype).
   std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
 };
 

@@ -198,6 +198,11 @@ CacheEntry* find_provider(LocalStorage& storage, const at::Tensor& t, const Spec
 
 RankTensors provide(CacheEntry& entry, const at::Tensor& t, const Placements& to) {
   auto& copy = std::get<CachedLayout>(entry.value);
+  if (copy.arriving) {
+    LocalGuard guard;
+    copy.arriving->wait();
+    copy.arriving = nullptr;
+  }
   return provide(entry.of, *copy.plan, copy.locals, t, to);
 }
 
@@ -254,6 +259,12 @@ at::Tensor find_copy(const at::Tensor& t, const Placements& to) {
                    std::get<CachedLayout>(entry->value).storage);
 }
 
+bool has_copy(const at::Tensor& t, const Placements& to) {
+  const DTensorMeta& meta = meta_without_sync(t);
+  std::lock_guard lock(meta.storage->cache_mutex);
+  return find_provider(*meta.storage, t, *meta.spec, to) != nullptr;
+}
+
 at::Tensor find_reduced_copy(const at::Tensor& t) {
   if (const DTensorMeta& unread = meta_without_sync(t); !unread.spec->has_partial() || !may_cache(*unread.storage))
     return {};
@@ -265,11 +276,12 @@ bool can_derive(const at::Tensor& t, const Placements& to, const at::Tensor& bas
 }
 
 void keep_gathered(const at::Tensor& t, const at::Tensor& gathered) {
-  const DTensorMeta &meta = meta_without_sync(t), &copy = meta_for_read(gathered);
+  const DTensorMeta &meta = meta_without_sync(t), &copy = meta_without_sync(gathered);
   auto plan = cached_plan(meta.spec, copy.spec->placements(), current_dispatch_scope().limits);
   copy.storage->is_parameter = meta.storage->is_parameter.load();  // operators treat views of either alike
-  add_to_cache(meta.storage, memory_range_of(t), CachedLayout{std::move(plan), copy.locals, copy.storage},
-               writes_of(*meta.storage), current_recording(), copy.spec->max_local_bytes(), /*gathered=*/true);
+  CachedLayout layout{std::move(plan), copy.locals, copy.storage, copy.arriving};
+  add_to_cache(meta.storage, memory_range_of(t), std::move(layout), writes_of(*meta.storage), current_recording(),
+               copy.spec->max_local_bytes(), /*gathered=*/true);
 }
 
 PendingMove choose_move(const at::Tensor& t, std::shared_ptr<const RedistributePlan> plan) {

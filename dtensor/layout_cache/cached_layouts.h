@@ -22,16 +22,18 @@ at::Tensor base_of_view(const at::Tensor& t);
 // operators that only read them.
 std::optional<RankTensors> find_cached_layout(const at::Tensor& t, const RedistributePlan& plan);
 // `t` in the layout `to`, if it is cached or can be derived from a cached copy of the base; undefined without such.
-// Only to be read.
+// Waits for a copy that is arriving. Only to be read.
 at::Tensor find_copy(const at::Tensor& t, const Placements& to);
+// Whether there is such a copy, be it arriving.
+bool has_copy(const at::Tensor& t, const Placements& to);
 // Partial `t`, reduced before and cached; undefined without such. A copy reduced to shards does not count: an operator
 // that needs the full tensor would gather it.
 at::Tensor find_reduced_copy(const at::Tensor& t);
 
 // Whether `t`, a view of `base` or `base` itself, in the layout `to` is a view of `base` in the layout `base_to`.
 bool can_derive(const at::Tensor& t, const Placements& to, const at::Tensor& base, const Placements& base_to);
-// Caches `gathered`, a copy of `t` in another layout, until it is dropped: without the limit for other copies, and
-// counted in gathered_of().
+// Caches `gathered`, a copy of `t` in another layout, which may be arriving, until it is dropped: without the limit for
+// other copies, and counted in gathered_of().
 void keep_gathered(const at::Tensor& t, const at::Tensor& gathered);
 
 // A redistribution of a tensor or of its base, not yet run.

@@ -43,8 +43,9 @@ MemoryRange memory_range_of(const at::Tensor& t);
 // A copy after a redistribution.
 struct CachedLayout {
   std::shared_ptr<const RedistributePlan> plan;
-  RankTensors locals;                     // after `plan`
-  std::shared_ptr<LocalStorage> storage;  // counts the bytes of `locals`
+  RankTensors locals;                            // after `plan`
+  std::shared_ptr<LocalStorage> storage;         // counts the bytes of `locals`
+  std::shared_ptr<CommWork> arriving = nullptr;  // fills in `locals`; null: they are there
 };
 
 // The sums along `dim`, which keeps size 1.

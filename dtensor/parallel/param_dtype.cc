@@ -15,14 +15,20 @@
 namespace dtensor::internal {
 namespace {
 
+// The traits of a parameter of a group, or of one that `t` is a view of, be it a view with copied parts, or was cast
+// from; null: it is none.
+const ModuleTraits* traits_of_group(const at::TensorBase& t) {
+  const ModuleTraits* traits = memory_viewed_by(t)->module_traits.get();
+  return traits != nullptr && traits->group ? traits : nullptr;
+}
+
 // nullopt: the tensor is used as it is.
 std::optional<c10::ScalarType> param_dtype_of(const at::TensorBase& t) {
-  if (!is_dtensor(t)) return std::nullopt;
-  const DTensorMeta& meta = meta_without_sync(t);
-  const auto& traits = meta.storage->module_traits;
-  if (!traits || !traits->group || traits->cast_of || !c10::isFloatingType(meta.spec->dtype())) return std::nullopt;
+  if (!is_dtensor(t) || !c10::isFloatingType(spec_of(t)->dtype())) return std::nullopt;
+  const ModuleTraits* traits = traits_of_group(t);
+  if (traits == nullptr || traits->cast_of) return std::nullopt;
   const auto dtype = traits->group->param_dtype();
-  return dtype == meta.spec->dtype() ? std::nullopt : dtype;
+  return dtype == spec_of(t)->dtype() ? std::nullopt : dtype;
 }
 
 bool has_running_statistics(const c10::OperatorHandle& op) {
@@ -42,7 +48,7 @@ void cast_to_param_dtype(const c10::OperatorHandle& op, bool is_view, torch::jit
   bool computes_with_others = false;
   for_each_dtensor(torch::jit::last(stack, count), [&](const at::Tensor& t) {
     if (!dtype && t.dim() > 0) dtype = param_dtype_of(t);
-    if (t.dim() > 0 && !parameter_group_of(t)) computes_with_others = true;
+    if (t.dim() > 0 && traits_of_group(t) == nullptr) computes_with_others = true;
   });
   if (!dtype || !computes_with_others || !is_programs_call() || !computes(op, is_view) || has_running_statistics(op) ||
       updates_one_shape(op, torch::jit::last(stack, count)))

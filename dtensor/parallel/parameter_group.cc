@@ -1,6 +1,12 @@
 #include "dtensor/parallel/parameter_group.h"
 
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/graph_task.h>
+
 #include <algorithm>
+#include <atomic>
+#include <iterator>
+#include <string>
 #include <utility>
 
 #include "comm/scope.h"
@@ -26,12 +32,22 @@ const CastOf* cast_of(const at::Tensor& t) {
   return traits && traits->cast_of ? &*traits->cast_of : nullptr;
 }
 
+std::atomic<int64_t> next_number = 0;  // of a group
+
 }  // namespace
 
 std::shared_ptr<ParameterGroup> parameter_group_of(const at::Tensor& t) {
   const auto& traits = meta_without_sync(t).storage->module_traits;
   return traits ? traits->group : nullptr;
 }
+
+ParameterGroup::ParameterGroup(std::shared_ptr<const LeafGroup> parameters, int64_t mesh_dim, bool is_kept,
+                               std::optional<c10::ScalarType> param_dtype)
+    : number_(next_number++),
+      parameters_(std::move(parameters)),
+      mesh_dim_(mesh_dim),
+      is_kept_(is_kept),
+      param_dtype_(param_dtype) {}
 
 Placements ParameterGroup::gathered_layout(const at::Tensor& t) const {
   Placements to = spec_of(t)->placements();
@@ -62,12 +78,10 @@ at::Tensor ParameterGroup::in_parameter(const at::Tensor& t) const {
   return handle;
 }
 
-at::Tensor ParameterGroup::gathered(const at::Tensor& t) {
-  const Spec& spec = *spec_of(t);
-  if (spec.mesh().size(mesh_dim_) == 1 || !spec.placements()[mesh_dim_].is_sharded()) return {};
-  const at::Tensor own = in_parameter(t);
-  if (!own.defined() || memory_of(own)->user_may_write) return {};
-  const Placements to = gathered_layout(own);
+at::Tensor ParameterGroup::find_or_gather(const at::Tensor& own, const Placements& to) {
+  const DeviceMesh& mesh = spec_of(own)->mesh();
+  const bool begins = order_ != nullptr && order_->begins(*this);
+  const auto next = begins ? order_->next_of(*this) : nullptr;
   at::Tensor present = find_copy(own, to);
   if (!present.defined()) {
     const std::vector<at::Tensor> parameters = parameters_->leaves();
@@ -76,8 +90,27 @@ at::Tensor ParameterGroup::gathered(const at::Tensor& t) {
              can_derive(own, to, in_parameter(p), gathered_layout(p));
     });
     if (base == parameters.end()) return {};
-    gather(*base);
+    drop_others(mesh, next.get());
+    gather(mesh, /*ahead=*/false);
     present = find_copy(own, to);
+  } else if (begins) {
+    drop_others(mesh, next.get());
+  }
+  if (next) next->gather_ahead();
+  return present;
+}
+
+at::Tensor ParameterGroup::gathered(const at::Tensor& t) {
+  const Spec& spec = *spec_of(t);
+  if (spec.mesh().size(mesh_dim_) == 1 || !spec.placements()[mesh_dim_].is_sharded()) return {};
+  const at::Tensor own = in_parameter(t);
+  if (!own.defined() || memory_of(own)->user_may_write) return {};
+  at::Tensor present;
+  try {
+    present = find_or_gather(own, gathered_layout(own));
+  } catch (...) {
+    drop();
+    throw;
   }
   if (!present.defined()) return {};
   at::Tensor result = cast_parts(present, spec.dtype());
@@ -105,14 +138,26 @@ void ParameterGroup::add_cast(const at::Tensor& from, const at::Tensor& to) {
   });
 }
 
-void ParameterGroup::gather(const at::Tensor& first) {
-  const DeviceMesh& mesh = spec_of(first)->mesh();
+void ParameterGroup::drop_others(const DeviceMesh& mesh, const ParameterGroup* next) {
+  if (is_kept_) return;
   const auto is_dropped = [&](const RememberedBytes::Entry& entry) {
     const auto memory = entry.of.lock();
     const ParameterGroup* group = memory ? group_of_memory(*memory) : nullptr;
-    return group == nullptr || (group != this && !group->is_kept());
+    return group == nullptr || (group != this && group != next && !group->is_kept());
   };
-  if (!is_kept_) drop_entries(gathered_of(mesh)->evict_if(is_dropped));
+  drop_entries(gathered_of(mesh)->evict_if(is_dropped));
+}
+
+void ParameterGroup::gather_ahead() {
+  for (const at::Tensor& p : parameters_->leaves()) {
+    if (!is_dtensor(p) || group_of_memory(*memory_of(p)) != this) continue;
+    const DeviceMesh mesh = spec_of(p)->mesh();  // of all
+    if (mesh.size(mesh_dim_) > 1) gather(mesh, /*ahead=*/true);
+    return;
+  }
+}
+
+void ParameterGroup::gather(const DeviceMesh& mesh, bool ahead) {
   std::vector<at::Tensor> parameters, parts;
   std::vector<Layout> to;
   for (const at::Tensor& p : parameters_->leaves()) {
@@ -123,13 +168,21 @@ void ParameterGroup::gather(const at::Tensor& first) {
     const Placements layout = gathered_layout(p);
     if (is_tied || memory_of(p)->user_may_write || !spec_of(p)->placements()[mesh_dim_].is_sharded()) continue;
     const at::Tensor own = in_parameter(p);
-    if (find_copy(own, layout).defined()) continue;
+    if (has_copy(own, layout)) continue;
     parameters.push_back(own);
     parts.push_back(cast_parts(p, spec_of(own)->dtype()));
     to.emplace_back(mesh, layout);
   }
-  const CommCause cause{"gather", "parameters", common_module(parameters_->leaves()), /*implicit=*/false};
-  const std::vector<at::Tensor> copies = redistribute_below_autograd(parts, to, cause);
+  if (parts.empty()) return;
+  const std::string module = common_module(parameters_->leaves());
+  std::vector<at::Tensor> copies;
+  try {
+    copies = redistribute_below_autograd(parts, to, {"gather", "parameters", module, /*implicit=*/false},
+                                         {.async_op = ahead});
+  } catch (c10::Error& e) {
+    e.add_context(c10::str("while gathering the parameters of ", module.empty() ? "the model" : "'" + module + "'"));
+    throw;
+  }
   for (size_t i = 0; i < parameters.size(); ++i) keep_gathered(parameters[i], copies[i]);
   if (in_backward()) drop_after_backward(mesh);
 }
@@ -143,6 +196,22 @@ void ParameterGroup::drop() {
     if (!is_dtensor(p) || spec_of(p)->mesh().size(mesh_dim_) == 1) continue;
     return drop_entries(gathered_of(spec_of(p)->mesh())->evict_if(is_of_group));  // all are on one mesh
   }
+}
+
+bool GatherOrder::begins(const ParameterGroup& group) {
+  const bool backward = torch::autograd::get_current_graph_task_id() != -1;
+  if (used_ == &group && backward_ == backward) return false;
+  used_ = &group;
+  backward_ = backward;
+  return true;
+}
+
+std::shared_ptr<ParameterGroup> GatherOrder::next_of(const ParameterGroup& group) const {
+  const auto own =
+      std::find_if(groups_.begin(), groups_.end(), [&](const auto& other) { return other.lock().get() == &group; });
+  if (own == groups_.end()) return nullptr;
+  if (backward_) return own == groups_.begin() ? nullptr : std::prev(own)->lock();
+  return std::next(own) == groups_.end() ? nullptr : std::next(own)->lock();
 }
 
 }  // namespace dtensor::internal

@@ -56,10 +56,12 @@ std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, c10:
     locals.push_back(meta_for_read(tensors[i]).locals);
   }
   const BatchPlan batch = batch_plans(std::move(plans), limits);
-  std::vector<RankTensors> moved = run_plans(batch, std::move(locals), cause);
+  std::shared_ptr<CommWork> arriving;
+  std::vector<RankTensors> moved = run_plans(batch, std::move(locals), cause, options.async_op ? &arriving : nullptr);
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    results.push_back(wrapped(tensors[i], *batch.plans[i], to[i].mesh(), to[i].placements(), std::move(moved[i])));
+    results.push_back(
+        wrapped(tensors[i], *batch.plans[i], to[i].mesh(), to[i].placements(), std::move(moved[i]), arriving));
   }
   return results;
 }

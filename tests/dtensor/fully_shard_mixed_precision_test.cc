@@ -330,6 +330,24 @@ TEST_CASE("fully_shard: evaluation in bfloat16 gathers each group once, and resh
   }
 }
 
+TEST_CASE("fully_shard: a step in bfloat16 holds gathered parameters in half the bytes, and gradients in float32") {
+  const World ranks = World::local(4);
+  const DeviceMesh mesh(ranks, {4}, {"dp"});
+  torch::nn::Sequential model;
+  for (int i = 0; i < 8; ++i) model->push_back(torch::nn::Linear(torch::nn::LinearOptions(128, 128).bias(false)));
+  for (const auto& layer : *model) fully_shard(*layer.ptr(), mesh, {.mixed_precision = kBFloat16Parameters});
+  const Tensor x = ones({4, 128}, mesh, {Shard(0)});
+  const int64_t group = 128 * 128 * 4, parts = 8 * group / 4;
+  ranks.memory().reset_peak();
+  model->forward(x).sum().backward();
+  // Parameters, their casts, which autograd has saved, gradients; a gathered group and its gradient.
+  const auto formula = static_cast<double>(parts + parts / 2 + parts + group / 2 + group);
+  const auto peak = static_cast<double>(ranks.memory().peak_bytes());
+  CAPTURE(peak, formula);
+  CHECK(peak < 1.05 * formula);
+  CHECK(peak > 0.95 * formula);
+}
+
 TEST_CASE("fully_shard: blocks in bfloat16 inside checkpoint() have the gradients that they have without it") {
   const DeviceMesh mesh(World::local(4), {4}, {"dp"});
   for (const bool is_autocast : {false, true}) {
@@ -357,6 +375,20 @@ TEST_CASE("fully_shard: blocks in bfloat16 inside checkpoint() have the gradient
       CHECK(torch::equal(whole(models[0]->parameters()[i].grad()), whole(models[1]->parameters()[i].grad())));
     }
   }
+}
+
+TEST_CASE("fully_shard: slices of a parameter's sharded dim are computed with in bfloat16, too") {
+  LayerOfGroup of;
+  const auto halves = [](const torch::nn::Linear& layer, const Tensor& in) {
+    const Tensor first = torch::linear(in, layer->weight.slice(0, 0, 4), layer->bias.slice(0, 0, 4));
+    return torch::cat({first, torch::linear(in, layer->weight.slice(0, 4, 6), layer->bias.slice(0, 4, 6))}, 1);
+  };
+  const Tensor result = halves(of.layer, of.x.to(torch::kBFloat16)), expected = halves(of.plain, of.input);
+  CHECK(result.scalar_type() == torch::kBFloat16);
+  CHECK(are_close(result, expected));
+  result.to(torch::kFloat).square().sum().backward();
+  expected.square().sum().backward();
+  CHECK(are_close(of.layer->weight.grad(), of.plain->weight.grad()));
 }
 
 TEST_CASE("fully_shard: batch norm with bfloat16 parameters updates its float32 statistics") {

@@ -1,5 +1,7 @@
 #include "dtensor/dispatch/internal/replaced_inputs.h"
 
+#include <c10/util/Exception.h>
+
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -53,9 +55,16 @@ void use_gathered_parameters(const OpInfo& info, Inputs& in) {
     if (!t.defined()) continue;
     const auto group = parameter_group_of(t);
     if (!group) continue;
-    at::Tensor gathered = group->gathered(t);
-    if (!gathered.defined()) continue;
-    t = std::move(gathered);
+    at::Tensor gathered;
+    try {
+      gathered = group->gathered(t);
+    } catch (c10::Error& e) {
+      const auto& name = meta_without_sync(t).name;
+      e.add_context(
+          c10::str("in ", info.name, ", which takes ", name ? *name : "a parameter", " of a fully_shard() group"));
+      throw;
+    }
+    if (gathered.defined()) t = std::move(gathered);
   }
 }
 

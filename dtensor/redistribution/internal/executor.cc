@@ -124,7 +124,8 @@ RankPieces run_transfer(const RedistributePlan& plan, RankPieces locals, const C
   return for_ranks(owned_ranks(plan.to), std::move(results), owned, world.size());
 }
 
-std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTensors> locals, const CommCause& cause) {
+std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTensors> locals, const CommCause& cause,
+                                   std::shared_ptr<CommWork>* work) {
   TORCH_CHECK(locals.size() == batch.plans.size(), "[redistribute] the local tensors of ", locals.size(),
               " tensor(s) for ", batch.plans.size(), " plan(s)");
   if (batch.plans.empty()) return {};
@@ -136,6 +137,10 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
     ForbidWholeGather::check(plan, cause);
     runs.emplace_back(plan, as_pieces(std::move(locals[p])));
   }
+  const bool is_one_step = batch.rounds.size() == 1 && std::all_of(runs.begin(), runs.end(), [](const PlanRun& run) {
+                             return run.plan().steps.size() == 1 && !run.step().is_local();
+                           });
+  if (!is_one_step) work = nullptr;
   MemoryMeter& memory = batch.plans[0]->from.world().memory();
   int64_t held = 0;  // of all runs between steps
   // `execute` runs the next step of every one of `running`.
@@ -162,7 +167,7 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
       TORCH_INTERNAL_ASSERT(static_cast<int>(runs[p].next()) == s);
       running.push_back(&runs[p]);
     }
-    step(running, [&] { run_collective(running, cause); });
+    step(running, [&] { run_collective(running, cause, work); });
   }
   std::vector<RankTensors> results;
   for (size_t p = 0; p < runs.size(); ++p) {

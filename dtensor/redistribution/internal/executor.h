@@ -32,7 +32,9 @@ RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors
 // its boxes in their order.
 RankPieces run_transfer(const RedistributePlan& plan, RankPieces locals, const CommCause& cause);
 
-// Many tensors; locals[i] are those of batch.plans[i]. One collective per round.
-std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTensors> locals, const CommCause& cause);
+// Many tensors; locals[i] are those of batch.plans[i]. One collective per round. `work`: as of begin_plan(), but stays
+// empty where the batch is more than one step of each plan.
+std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTensors> locals, const CommCause& cause,
+                                   std::shared_ptr<CommWork>* work = nullptr);
 
 }  // namespace dtensor::internal
