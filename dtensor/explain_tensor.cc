@@ -46,7 +46,8 @@ std::string description(const CacheEntry& entry) {
   const std::string of = entry.of.spec->to_short_string();
   std::ostringstream os;
   if (const auto* layout = std::get_if<CachedLayout>(&entry.value)) {
-    os << of << " as " << to_string(layout->plan->to.placements()) << (layout->arriving ? ", arriving" : "");
+    const bool is_arriving = layout->arriving && !layout->arriving->done();
+    os << of << " as " << to_string(layout->plan->to.placements()) << (is_arriving ? ", arriving" : "");
   } else if (const auto* sums = std::get_if<CachedSums>(&entry.value)) {
     os << "sums of " << of << " along dim " << sums->dim;
   } else if (const auto* margins = std::get_if<CachedMargins>(&entry.value)) {

@@ -22,7 +22,7 @@
 // With prefetch = true, when operators begin to use a group of the module, the gather of the next one begins: in
 // forward in the order in which the program called fully_shard(), in backward in the reverse order. Two groups are
 // gathered at a time then, and groups used in another order are gathered more often. Operators wait for a group when
-// they use it.
+// they use it. The gather goes on meanwhile where redistribute() with async_op does: not on GPUs yet.
 //
 // Source: torch.distributed.fsdp.fully_shard.
 #pragma once

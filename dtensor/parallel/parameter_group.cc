@@ -80,9 +80,9 @@ at::Tensor ParameterGroup::in_parameter(const at::Tensor& t) const {
 
 at::Tensor ParameterGroup::find_or_gather(const at::Tensor& own, const Placements& to) {
   const DeviceMesh& mesh = spec_of(own)->mesh();
-  const bool begins = order_ != nullptr && order_->begins(*this);
-  const auto next = begins ? order_->next_of(*this) : nullptr;
   at::Tensor present = find_copy(own, to);
+  const bool begins = order_ != nullptr && order_->begins(*this);
+  const auto next = begins || (order_ != nullptr && !present.defined()) ? order_->next_of(*this) : nullptr;
   if (!present.defined()) {
     const std::vector<at::Tensor> parameters = parameters_->leaves();
     const auto base = std::find_if(parameters.begin(), parameters.end(), [&](const at::Tensor& p) {

@@ -75,8 +75,8 @@ class ParameterGroup {
   std::shared_ptr<GatherOrder> order_;
 };
 
-// The order in which the groups of a model are gathered ahead: when operators begin to take parameters of a group, the
-// gather of the next one begins, in forward in this order, in backward in the reverse one.
+// The order in which the groups of a model are gathered ahead: when operators begin to take parameters of a group, or
+// it is gathered, the gather of the next one begins, in forward in this order, in backward in the reverse one.
 class GatherOrder {
  public:
   explicit GatherOrder(std::vector<std::weak_ptr<ParameterGroup>> groups) : groups_(std::move(groups)) {}

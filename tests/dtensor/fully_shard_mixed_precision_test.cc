@@ -253,7 +253,8 @@ struct LayerOfGroup {
 };
 
 bool are_close(const Tensor& t, const Tensor& expected) {
-  return torch::allclose(whole(t).to(torch::kFloat), expected.to(torch::kFloat), 0.02, 0.02);
+  const Tensor wanted = expected.to(torch::kFloat), error = whole(t).to(torch::kFloat) - wanted;
+  return (error.abs().max() <= wanted.abs().max() * 0.03).item<bool>();
 }
 
 }  // namespace
@@ -340,8 +341,8 @@ TEST_CASE("fully_shard: a step in bfloat16 holds gathered parameters in half the
   const int64_t group = 128 * 128 * 4, parts = 8 * group / 4;
   ranks.memory().reset_peak();
   model->forward(x).sum().backward();
-  // Parameters, their casts, which autograd has saved, gradients; a gathered group and its gradient.
-  const auto formula = static_cast<double>(parts + parts / 2 + parts + group / 2 + group);
+  // Parameters and gradients; a gathered group and its gradient. Backward frees the casts that autograd has saved.
+  const auto formula = static_cast<double>(parts + parts + group / 2 + group);
   const auto peak = static_cast<double>(ranks.memory().peak_bytes());
   CAPTURE(peak, formula);
   CHECK(peak < 1.05 * formula);
