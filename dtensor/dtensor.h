@@ -12,6 +12,7 @@
 #include "checkpoint/checkpoint_series.h"
 #include "checkpoint/serialize.h"
 #include "dtensor/activation_checkpoint.h"
+#include "dtensor/collectives.h"
 #include "dtensor/distribute_module.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
