@@ -9,6 +9,7 @@
 #include <memory>
 #include <utility>
 
+#include "dtensor/gradients/split_backward.h"
 #include "dtensor/module_layouts.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
@@ -52,21 +53,100 @@ void check_on_mesh(const torch::nn::Module& module, const std::string& path, con
 
 }  // namespace
 
-// What is under way in one step, by stage and micro-batch.
+// What is under way in one step, by stage and micro-batch, and the actions on it.
 struct Pipeline::Step {
   struct Cell {
     at::Tensor input;     // a leaf, from the stage before
     at::Tensor root;      // the activation, or the loss of the last stage, with autograd history
     at::Tensor gradient;  // of `root`, from the stage after
+    SplitBackward rest;   // after kBackwardInput, in place of `root`
   };
-  explicit Step(const PipelineSchedule& schedule)
-      : micro_batches(schedule.num_micro_batches), cells(static_cast<size_t>(schedule.num_stages * micro_batches)) {}
-  Cell& at(int64_t stage, int64_t micro_batch) {
-    return cells[static_cast<size_t>(stage * micro_batches + micro_batch)];
+  using Loss = std::function<at::Tensor(const at::Tensor& output, int64_t micro_batch)>;
+
+  Step(const Pipeline& p, const std::vector<at::Tensor>& in, const Loss& of_output)
+      : pipeline(p), inputs(in), loss(of_output), losses(in.size()) {
+    cells.resize(static_cast<size_t>(p.schedule_.num_stages * p.schedule_.num_micro_batches));
   }
-  int64_t micro_batches;
+  Cell& at(int64_t stage, int64_t m) {
+    return cells[static_cast<size_t>(stage * pipeline.schedule_.num_micro_batches + m)];
+  }
+
+  void run(const PipelineAction& action);
+  void forward(int64_t stage, int64_t m);
+  void backward(int64_t stage, int64_t m);
+  void backward_to_input(int64_t stage, int64_t m);
+  void backward_to_parameters(int64_t stage, int64_t m);
+  void send_back(int64_t stage, int64_t m, const at::Tensor& gradient);
+
+  const Pipeline& pipeline;
+  const std::vector<at::Tensor>& inputs;
+  const Loss& loss;
+  std::vector<at::Tensor> losses;
   std::vector<Cell> cells;
 };
+
+void Pipeline::Step::run(const PipelineAction& action) {
+  switch (action.kind) {
+    case ActionKind::kForward:
+      return forward(action.stage, action.micro_batch);
+    case ActionKind::kBackward:
+      return backward(action.stage, action.micro_batch);
+    case ActionKind::kBackwardInput:
+      return backward_to_input(action.stage, action.micro_batch);
+    case ActionKind::kBackwardWeight:
+      return backward_to_parameters(action.stage, action.micro_batch);
+  }
+}
+
+void Pipeline::Step::forward(int64_t stage, int64_t m) {
+  const c10::AutoGradMode with_graph(true);
+  Cell& cell = at(stage, m);
+  const at::Tensor output = pipeline.run_stage(stage, stage == 0 ? inputs[m] : cell.input);
+  if (stage + 1 == pipeline.schedule_.num_stages) {
+    const DeviceMesh& mesh = pipeline.stages_[stage].mesh;
+    const MeshScope scope(mesh);
+    const at::Tensor value = loss(output, m);
+    check_on_stage(value, mesh, "loss", stage);
+    TORCH_CHECK_VALUE(value.numel() == 1, "[Pipeline] the loss of micro-batch ", m, " has the shape ", value.sizes(),
+                      "; it must have one element");
+    losses[m] = value.detach();
+    cell.root = value.div(static_cast<double>(inputs.size()));
+    return;
+  }
+  cell.root = output;
+  const at::Tensor sent = moved_to(pipeline.stages_[stage + 1], output.detach());
+  at(stage + 1, m).input = sent.detach().requires_grad_(output.requires_grad());
+}
+
+// The gradient of the input of `stage`, to the stage before.
+void Pipeline::Step::send_back(int64_t stage, int64_t m, const at::Tensor& gradient) {
+  TORCH_CHECK_VALUE(gradient.defined(), "[Pipeline] micro-batch ", m, ": what stage ", stage,
+                    " gives has no gradient for the stage's input: it does not depend on it, or was detached");
+  Cell& before = at(stage - 1, m);
+  before.gradient =
+      redistribute(gradient, pipeline.stages_[stage - 1].mesh, without_partials(spec_of(before.root)->placements()));
+}
+
+void Pipeline::Step::backward(int64_t stage, int64_t m) {
+  Cell cell = std::exchange(at(stage, m), {});
+  if (cell.root.requires_grad()) torch::autograd::backward({cell.root}, {cell.gradient});
+  if (stage > 0 && cell.input.requires_grad()) send_back(stage, m, cell.input.grad());
+}
+
+void Pipeline::Step::backward_to_input(int64_t stage, int64_t m) {
+  Cell& cell = at(stage, m);
+  if (stage == 0 || !cell.input.requires_grad()) return;
+  at::Tensor gradient;
+  if (cell.root.requires_grad()) gradient = backward_input(cell.root, cell.gradient, cell.input, cell.rest);
+  cell = {.input = {}, .root = {}, .gradient = {}, .rest = std::move(cell.rest)};
+  send_back(stage, m, gradient);
+}
+
+void Pipeline::Step::backward_to_parameters(int64_t stage, int64_t m) {
+  Cell cell = std::exchange(at(stage, m), {});
+  if (cell.root.defined() && cell.root.requires_grad()) torch::autograd::backward({cell.root}, {cell.gradient});
+  backward_weight(std::move(cell.rest));
+}
 
 Pipeline::Pipeline(std::vector<PipelineStage> stages, PipelineSchedule schedule)
     : stages_(std::move(stages)), schedule_(std::move(schedule)), order_(schedule_.order()) {
@@ -95,56 +175,19 @@ at::Tensor Pipeline::run_stage(int64_t stage, const at::Tensor& input) const {
 std::vector<at::Tensor> Pipeline::step(
     const std::vector<at::Tensor>& inputs,
     const std::function<at::Tensor(const at::Tensor& output, int64_t micro_batch)>& loss) {
-  const int64_t micro_batches = schedule_.num_micro_batches, last = schedule_.num_stages - 1;
+  const int64_t micro_batches = schedule_.num_micro_batches;
   TORCH_CHECK_VALUE(static_cast<int64_t>(inputs.size()) == micro_batches, "[Pipeline::step] ", inputs.size(),
                     " inputs, and the schedule has ", micro_batches, " micro-batches");
   TORCH_CHECK_VALUE(loss, "[Pipeline::step] no loss function");
-  Step step(schedule_);
-  std::vector<at::Tensor> losses(inputs.size());
-
-  const auto run_forward = [&](int64_t stage, int64_t m) {
-    const c10::AutoGradMode with_graph(true);
-    Step::Cell& cell = step.at(stage, m);
-    const at::Tensor output = run_stage(stage, stage == 0 ? inputs[m] : cell.input);
-    if (stage == last) {
-      const MeshScope scope(stages_[stage].mesh);
-      const at::Tensor value = loss(output, m);
-      check_on_stage(value, stages_[stage].mesh, "loss", stage);
-      TORCH_CHECK_VALUE(value.numel() == 1, "[Pipeline] the loss of micro-batch ", m, " has the shape ", value.sizes(),
-                        "; it must have one element");
-      losses[m] = value.detach();
-      cell.root = value.div(static_cast<double>(micro_batches));
-      return;
-    }
-    cell.root = output;
-    const PipelineStage& next = stages_[stage + 1];
-    const at::Tensor sent = moved_to(next, output.detach());
-    step.at(stage + 1, m).input = sent.detach().requires_grad_(output.requires_grad());
-  };
-  const auto run_backward = [&](int64_t stage, int64_t m) {
-    Step::Cell cell = std::exchange(step.at(stage, m), {});
-    if (cell.root.requires_grad()) torch::autograd::backward({cell.root}, {cell.gradient});
-    if (stage == 0 || !cell.input.requires_grad()) return;
-    Step::Cell& before = step.at(stage - 1, m);
-    TORCH_CHECK_VALUE(cell.input.grad().defined(), "[Pipeline] micro-batch ", m, ": what stage ", stage,
-                      " gives has no gradient for the stage's input: it does not depend on it, or was detached");
-    before.gradient =
-        redistribute(cell.input.grad(), stages_[stage - 1].mesh, without_partials(spec_of(before.root)->placements()));
-  };
+  Step step(*this, inputs, loss);
   {
     const DelayGradientReduction delay;
-    for (const PipelineAction& action : order_) {
-      if (action.kind == ActionKind::kForward) {
-        run_forward(action.stage, action.micro_batch);
-      } else {
-        run_backward(action.stage, action.micro_batch);
-      }
-    }
+    for (const PipelineAction& action : order_) step.run(action);
   }
   for (const PipelineStage& stage : stages_) {
     if (!stage.parameters.empty()) reduce_gradients(stage.parameters);
   }
-  return losses;
+  return std::move(step.losses);
 }
 
 std::vector<at::Tensor> Pipeline::forward(const std::vector<at::Tensor>& inputs) {

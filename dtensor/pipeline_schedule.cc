@@ -19,9 +19,43 @@ using ActionKey = std::tuple<Kind, int64_t, int64_t>;
 
 ActionKey key_of(const PipelineAction& a) { return {a.kind, a.stage, a.micro_batch}; }
 
+// How texts and pictures show a kind.
+struct KindLook {
+  const char* name;
+  const char* letter;
+  const char* colour;
+};
+
+KindLook look_of(Kind kind) {
+  switch (kind) {
+    case Kind::kForward:
+      return {"forward", "F", "#7aa6d9"};
+    case Kind::kBackward:
+      return {"backward", "B", "#8cc084"};
+    case Kind::kBackwardInput:
+      return {"backward to the input", "I", "#6fc2b4"};
+    case Kind::kBackwardWeight:
+      return {"backward to the parameters", "W", "#d9b36c"};
+  }
+  TORCH_CHECK_VALUE(false, "[pipeline schedule] no kind of action has the number ", static_cast<int>(kind));
+}
+
+double duration_of(Kind kind, const PipelineTimes& times) {
+  switch (kind) {
+    case Kind::kForward:
+      return times.forward;
+    case Kind::kBackward:
+      return times.backward;
+    case Kind::kBackwardInput:
+      return times.backward_input;
+    case Kind::kBackwardWeight:
+      return times.backward_weight;
+  }
+  return 0;
+}
+
 std::string action_text(const PipelineAction& a) {
-  return absl::StrCat(a.kind == Kind::kForward ? "forward" : "backward", " of micro-batch ", a.micro_batch,
-                      " in stage ", a.stage);
+  return absl::StrCat(look_of(a.kind).name, " of micro-batch ", a.micro_batch, " in stage ", a.stage);
 }
 
 void check_positive(const char* name, int64_t value) {
@@ -35,6 +69,23 @@ PipelineSchedule empty_schedule(std::string name, int64_t ranks, int64_t stages_
   PipelineSchedule schedule{std::move(name), ranks, ranks * stages_per_rank, micro_batches, {}};
   schedule.actions.resize(static_cast<size_t>(ranks));
   return schedule;
+}
+
+// Error: the actions `seen` are not one forward and one backward, split or not, of each micro-batch in each stage.
+void check_each_once(const PipelineSchedule& s, const std::set<ActionKey>& seen) {
+  for (int64_t stage = 0; stage < s.num_stages; ++stage) {
+    for (int64_t m = 0; m < s.num_micro_batches; ++m) {
+      const auto has = [&](Kind kind) { return seen.contains({kind, stage, m}); };
+      const bool is_split = has(Kind::kBackwardInput) || has(Kind::kBackwardWeight);
+      const auto needed = is_split ? std::vector{Kind::kForward, Kind::kBackwardInput, Kind::kBackwardWeight}
+                                   : std::vector{Kind::kForward, Kind::kBackward};
+      for (const Kind kind : needed) {
+        TORCH_CHECK_VALUE(has(kind), "[pipeline schedule] ", s.name, " lacks the ", action_text({kind, stage, m}));
+      }
+      TORCH_CHECK_VALUE(!is_split || !has(Kind::kBackward), "[pipeline schedule] ", s.name, " has the ",
+                        action_text({Kind::kBackward, stage, m}), " twice: as a whole and split");
+    }
+  }
 }
 
 void check_complete(const PipelineSchedule& s) {
@@ -52,31 +103,30 @@ void check_complete(const PipelineSchedule& s) {
                         " twice");
     }
   }
-  for (int64_t stage = 0; stage < s.num_stages; ++stage) {
-    for (int64_t m = 0; m < s.num_micro_batches; ++m) {
-      for (const Kind kind : {Kind::kForward, Kind::kBackward}) {
-        const PipelineAction a{kind, stage, m};
-        TORCH_CHECK_VALUE(seen.contains(key_of(a)), "[pipeline schedule] ", s.name, " lacks the ", action_text(a));
-      }
-    }
-  }
+  check_each_once(s, seen);
 }
 
-// The actions whose results `a` needs.
+// What others wait for: the gradient of an input may come of a backward that is split or not.
+ActionKey result_of(const PipelineAction& a) {
+  return {a.kind == Kind::kBackward ? Kind::kBackwardInput : a.kind, a.stage, a.micro_batch};
+}
+
+// The results that `a` needs.
 std::vector<PipelineAction> needed_by(const PipelineSchedule& s, const PipelineAction& a) {
+  if (a.kind == Kind::kBackwardWeight) return {{Kind::kBackwardInput, a.stage, a.micro_batch}};
   std::vector<PipelineAction> needed;
   if (a.kind == Kind::kForward) {
     if (a.stage > 0) needed.push_back({Kind::kForward, a.stage - 1, a.micro_batch});
   } else {
     needed.push_back({Kind::kForward, a.stage, a.micro_batch});
-    if (a.stage + 1 < s.num_stages) needed.push_back({Kind::kBackward, a.stage + 1, a.micro_batch});
+    if (a.stage + 1 < s.num_stages) needed.push_back({Kind::kBackwardInput, a.stage + 1, a.micro_batch});
   }
   return needed;
 }
 
 // "F2" or with several stages on a rank "F0.2".
 std::string label(const PipelineSchedule& s, const PipelineAction& a) {
-  const std::string kind = a.kind == Kind::kForward ? "F" : "B";
+  const std::string kind = look_of(a.kind).letter;
   if (s.num_stages == s.num_ranks) return absl::StrCat(kind, a.micro_batch);
   return absl::StrCat(kind, a.stage / s.num_ranks, ".", a.micro_batch);
 }
@@ -84,9 +134,11 @@ std::string label(const PipelineSchedule& s, const PipelineAction& a) {
 }  // namespace
 
 PipelineTimeline PipelineSchedule::simulate(const PipelineTimes& times) const {
-  TORCH_CHECK_VALUE(times.forward >= 0 && times.backward >= 0 && times.transfer >= 0,
-                    "[pipeline schedule] a time is negative: forward ", times.forward, ", backward ", times.backward,
-                    ", transfer ", times.transfer);
+  TORCH_CHECK_VALUE(
+      std::min({times.forward, times.backward, times.backward_input, times.backward_weight, times.transfer}) >= 0,
+      "[pipeline schedule] a time is negative: forward ", times.forward, ", backward ", times.backward,
+      ", backward_input ", times.backward_input, ", backward_weight ", times.backward_weight, ", transfer ",
+      times.transfer);
   check_complete(*this);
   PipelineTimeline timeline;
   timeline.ranks.resize(actions.size());
@@ -97,7 +149,7 @@ PipelineTimeline PipelineSchedule::simulate(const PipelineTimes& times) const {
   const auto earliest = [&](const PipelineAction& a, int64_t r) {
     double begin = timeline.ranks[r].empty() ? 0 : timeline.ranks[r].back().end;
     for (const PipelineAction& needed : needed_by(*this, a)) {
-      const auto end = ends.find(key_of(needed));
+      const auto end = ends.find(result_of(needed));
       if (end == ends.end()) return -1.;
       begin = std::max(begin, end->second + (rank_of(needed.stage) == r ? 0 : times.transfer));
     }
@@ -110,9 +162,9 @@ PipelineTimeline PipelineSchedule::simulate(const PipelineTimes& times) const {
         const PipelineAction& a = actions[r][next[r]];
         const double begin = earliest(a, r);
         if (begin < 0) break;
-        const double duration = a.kind == Kind::kForward ? times.forward : times.backward;
+        const double duration = duration_of(a.kind, times);
         timeline.ranks[r].push_back({a, begin, begin + duration});
-        ends[key_of(a)] = begin + duration;
+        ends[result_of(a)] = begin + duration;
         timeline.seconds = std::max(timeline.seconds, begin + duration);
         work += duration;
         ++next[r];
@@ -145,14 +197,15 @@ int64_t PipelineSchedule::peak_in_flight(int64_t rank) const {
                     num_ranks);
   int64_t now = 0, peak = 0;
   for (const PipelineAction& a : actions[rank]) {
-    now += a.kind == Kind::kForward ? 1 : -1;
+    if (a.kind == Kind::kForward) ++now;
+    if (a.kind == Kind::kBackward || a.kind == Kind::kBackwardWeight) --now;
     peak = std::max(peak, now);
   }
   return peak;
 }
 
 std::string PipelineSchedule::to_string() const {
-  const PipelineTimeline timeline = simulate();  // forward takes 1, backward 2
+  const PipelineTimeline timeline = simulate();  // forward takes 1, backward 2, its parts 1
   size_t width = 0;
   for (const auto& rank : actions) {
     for (const PipelineAction& a : rank) width = std::max(width, label(*this, a).size());
@@ -185,12 +238,11 @@ std::string PipelineTimeline::to_svg() const {
     const double top = kRow * static_cast<double>(r) + 2;
     absl::StrAppendFormat(&svg, "<text x=\"2\" y=\"%.1f\">rank %d</text>\n", top + 17, r);
     for (const Span& span : ranks[r]) {
-      const bool is_forward = span.action.kind == Kind::kForward;
       const double left = kLeft + span.begin * scale, width = (span.end - span.begin) * scale;
       absl::StrAppendFormat(&svg,
                             "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\" stroke=\"white\">"
                             "<title>%s</title></rect>\n",
-                            left, top, width, kRow - 4, is_forward ? "#7aa6d9" : "#8cc084", action_text(span.action));
+                            left, top, width, kRow - 4, look_of(span.action.kind).colour, action_text(span.action));
       absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"%.1f\">%d</text>\n", left + 3, top + 16,
                             span.action.micro_batch);
     }
@@ -236,6 +288,22 @@ PipelineSchedule interleaved_schedule(int64_t ranks, int64_t stages_per_rank, in
       if (k < total) schedule.actions[r].push_back(action(Kind::kForward, k));
       if (k >= ahead) schedule.actions[r].push_back(action(Kind::kBackward, k - ahead));
     }
+  }
+  return schedule;
+}
+
+PipelineSchedule zero_bubble_schedule(int64_t ranks, int64_t micro_batches) {
+  PipelineSchedule schedule = empty_schedule("ZB-H1", ranks, 1, micro_batches);
+  for (int64_t r = 0; r < ranks; ++r) {
+    auto& actions = schedule.actions[r];
+    const int64_t ahead = std::min(micro_batches, ranks - r - 1);  // as in 1F1B
+    for (int64_t m = 0; m < micro_batches + ahead; ++m) {
+      if (m < micro_batches) actions.push_back({Kind::kForward, r, m});
+      if (m >= ahead) actions.push_back({Kind::kBackwardInput, r, m - ahead});
+      if (m >= ahead + r) actions.push_back({Kind::kBackwardWeight, r, m - ahead - r});
+    }
+    for (int64_t m = std::max<int64_t>(0, micro_batches - r); m < micro_batches; ++m)
+      actions.push_back({Kind::kBackwardWeight, r, m});
   }
   return schedule;
 }

@@ -5,6 +5,9 @@
 //   std::cout << schedule.to_string();                    // a picture: a row for each pipeline rank, time to the right
 //   schedule.simulate({.forward = 1, .backward = 2}).bubble;   // share of the time in which a rank waits
 //
+// A backward may be split: the gradient of the stage's input first, for which the stage before waits, and those of its
+// parameters at any time after it.
+//
 // A pipeline rank is one position along the pipeline: the ranks of one stage's mesh. Stage s is on pipeline rank
 // s % ranks. Sources: Huang et al., GPipe, NeurIPS 2019; Narayanan et al., Efficient Large-Scale Language Model
 // Training on GPU Clusters Using Megatron-LM, SC 2021; torch.distributed.pipelining.
@@ -17,7 +20,12 @@
 namespace dtensor {
 
 struct PipelineAction {
-  enum class Kind { kForward, kBackward };
+  enum class Kind {
+    kForward,
+    kBackward,        // of input and parameters
+    kBackwardInput,   // of the input only
+    kBackwardWeight,  // of the parameters, after kBackwardInput
+  };
   Kind kind = Kind::kForward;
   int64_t stage = 0, micro_batch = 0;
 
@@ -26,9 +34,10 @@ struct PipelineAction {
 
 // In any unit of time.
 struct PipelineTimes {
-  double forward = 1;   // of one micro-batch in one stage
-  double backward = 2;  // likewise
-  double transfer = 0;  // of one activation or gradient between two pipeline ranks
+  double forward = 1;                              // of one micro-batch in one stage
+  double backward = 2;                             // likewise
+  double backward_input = 1, backward_weight = 1;  // the parts of a split one
+  double transfer = 0;                             // of one activation or gradient between two pipeline ranks
 };
 
 struct PipelineTimeline {
@@ -40,7 +49,7 @@ struct PipelineTimeline {
   double seconds = 0;                    // until the last action ends
   double bubble = 0;                     // 1 - work / (ranks * seconds)
 
-  // As a picture: a row for each pipeline rank, forward in one colour and backward in another.
+  // As a picture: a row for each pipeline rank, and a colour for each kind of action.
   std::string to_svg() const;
 };
 
@@ -57,10 +66,11 @@ struct PipelineSchedule {
   // All actions by the time at which they begin, with ties by rank: an order in which one program can run them all.
   std::vector<PipelineAction> order() const;
   // Activations that `rank` holds at most: those of micro-batches whose forward has run in a stage and whose backward
-  // has not, counted for each of its stages. Error (ValueError): no such rank.
+  // has not, or not with the parameters' part, counted for each of its stages. Error (ValueError): no such rank.
   int64_t peak_in_flight(int64_t rank) const;
-  // A row for each pipeline rank: "F0 F1 .  B0"; forward one column wide and backward two, '.' for waiting. With
-  // several stages on a rank, "F0.2" is micro-batch 2 in the rank's first stage.
+  // A row for each pipeline rank: "F0 F1 .  B0"; forward one column wide and backward two, '.' for waiting. The parts
+  // of a split backward are "I0" and "W0", one column each. With several stages on a rank, "F0.2" is micro-batch 2 in
+  // the rank's first stage.
   std::string to_string() const;
 };
 
@@ -74,5 +84,10 @@ PipelineSchedule one_f_one_b_schedule(int64_t ranks, int64_t micro_batches);
 // 1F1B with several stages on each rank, which waits less by that factor and transfers more by it. Error: micro_batches
 // is not a multiple of ranks.
 PipelineSchedule interleaved_schedule(int64_t ranks, int64_t stages_per_rank, int64_t micro_batches);
+// 1F1B with split backwards (ZB-H1): rank r computes the gradients of its parameters r micro-batches later, in which
+// time it would wait. With micro_batches >= ranks, and a weight part not longer than the input part, a rank waits
+// (ranks - 1) * (forward + backward_input - backward_weight), a third of 1F1B if all take equally long. Every rank
+// holds min(ranks, micro_batches) micro-batches, as many as the first rank of 1F1B.
+PipelineSchedule zero_bubble_schedule(int64_t ranks, int64_t micro_batches);
 
 }  // namespace dtensor

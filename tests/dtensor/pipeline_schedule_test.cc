@@ -37,6 +37,56 @@ TEST_CASE("the interleaved schedule waits (p - 1) / (v m + p - 1) of the time wi
   }
 }
 
+TEST_CASE("ZB-H1 waits (p - 1) (F + I - W), a third of 1F1B if all parts take equally long") {
+  const std::vector<PipelineTimes> all_times = {
+      {.forward = 1, .backward = 2, .backward_input = 1, .backward_weight = 1},
+      {.forward = 1, .backward = 2.5, .backward_input = 1.5, .backward_weight = 1},
+      {.forward = 2, .backward = 3, .backward_input = 2, .backward_weight = 1}};
+  for (const PipelineTimes& t : all_times) {
+    for (const auto& [p, m] :
+         std::vector<std::pair<int64_t, int64_t>>{{1, 3}, {2, 2}, {2, 5}, {4, 4}, {4, 8}, {8, 20}}) {
+      INFO(p << " ranks, " << m << " micro-batches, times " << t.forward << ", " << t.backward_input << ", "
+             << t.backward_weight);
+      const double work = static_cast<double>(m) * (t.forward + t.backward_input + t.backward_weight);
+      const double waiting = static_cast<double>(p - 1) * (t.forward + t.backward_input - t.backward_weight);
+      CHECK(zero_bubble_schedule(p, m).simulate(t).seconds == Approx(work + waiting));
+      CHECK(zero_bubble_schedule(p, m).simulate(t).bubble == Approx(waiting / (work + waiting)).margin(1e-9));
+      CHECK(one_f_one_b_schedule(p, m).simulate(t).seconds ==
+            Approx(work + static_cast<double>(p - 1) * (t.forward + t.backward)));
+    }
+  }
+}
+
+TEST_CASE("every rank of ZB-H1 holds as many micro-batches as the first rank of 1F1B") {
+  for (const int64_t m : {1, 2, 4, 16}) {
+    for (int64_t r = 0; r < 4; ++r) CHECK(zero_bubble_schedule(4, m).peak_in_flight(r) == std::min<int64_t>(m, 4));
+  }
+}
+
+TEST_CASE("the picture of ZB-H1 with two ranks and three micro-batches has the parts of each backward") {
+  CHECK(zero_bubble_schedule(2, 3).to_string() ==
+        "ZB-H1: 2 ranks, 2 stages, 3 micro-batches, bubble 10.0 %\n"
+        "rank 0: F0 F1 .  I0 W0 F2 I1 W1 I2 W2\n"
+        "rank 1: .  F0 I0 F1 I1 W0 F2 I2 W1 W2\n");
+  const std::string svg = zero_bubble_schedule(2, 3).simulate().to_svg();
+  CHECK(svg.find("<title>backward to the parameters of micro-batch 2 in stage 1</title>") != std::string::npos);
+}
+
+TEST_CASE("a schedule may split the backward of some stages only, each once") {
+  PipelineSchedule schedule = gpipe_schedule(2, 1);
+  schedule.actions[1] = zero_bubble_schedule(2, 1).actions[1];
+  CHECK(schedule.simulate().seconds == 1 + 1 + 1 + 2);
+  schedule.actions[1].pop_back();
+  CHECK_THROWS_WITH(schedule.simulate(),
+                    Catch::Matchers::Contains("lacks the backward to the parameters of micro-batch 0 in stage 1"));
+  schedule = zero_bubble_schedule(2, 1);
+  schedule.actions[1].push_back({ScheduleKind::kBackward, 1, 0});
+  CHECK_THROWS_WITH(schedule.simulate(), Catch::Matchers::Contains("twice: as a whole and split"));
+  schedule = zero_bubble_schedule(2, 1);
+  std::swap(schedule.actions[1][1], schedule.actions[1][2]);
+  CHECK_THROWS_WITH(schedule.simulate(), Catch::Matchers::Contains("rank 0 would wait forever"));
+}
+
 TEST_CASE("1F1B keeps at most p - r micro-batches in flight on rank r, GPipe keeps all") {
   const auto one_f_one_b = one_f_one_b_schedule(4, 16), gpipe = gpipe_schedule(4, 16);
   for (int64_t r = 0; r < 4; ++r) {
@@ -109,6 +159,9 @@ TEST_CASE("numbers of ranks and micro-batches that do not fit are errors with th
   CHECK_THROWS_WITH(gpipe_schedule(2, 2).simulate({.forward = -1}), Catch::Matchers::Contains("a time is negative"));
   CHECK_THROWS_WITH(gpipe_schedule(2, 2).peak_in_flight(2), Catch::Matchers::Contains("there is no rank 2"));
   CHECK(gpipe_schedule(2, 2).simulate({.forward = 0, .backward = 0}).bubble == 0);
+  CHECK_THROWS_WITH(zero_bubble_schedule(2, 2).simulate({.backward_weight = -1}),
+                    Catch::Matchers::Contains("backward_weight -1"));
+  CHECK_THROWS_WITH(zero_bubble_schedule(2, 0), Catch::Matchers::Contains("micro_batches is 0"));
   CHECK_THROWS_WITH(gpipe_schedule(0, 2), Catch::Matchers::Contains("ranks is 0"));
   CHECK_THROWS_WITH(one_f_one_b_schedule(2, -1), Catch::Matchers::Contains("micro_batches is -1"));
   CHECK_THROWS_WITH(interleaved_schedule(4, 2, 6), Catch::Matchers::Contains("must be a multiple of ranks, 4"));

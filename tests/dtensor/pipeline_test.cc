@@ -93,7 +93,8 @@ TEST_CASE("a 3-D step of pipeline, data and tensor parallelism has the losses of
     std::vector<int64_t> first_modules;
   };
   for (const Case& c : {Case{gpipe_schedule(2, 4), {0, 4}}, Case{one_f_one_b_schedule(2, 4), {0, 3}},
-                        Case{interleaved_schedule(2, 2, 4), {0, 2, 4, 6}}}) {
+                        Case{interleaved_schedule(2, 2, 4), {0, 2, 4, 6}}, Case{zero_bubble_schedule(2, 4), {0, 4}},
+                        Case{zero_bubble_schedule(2, 4), {0, 3}}}) {
     INFO(c.schedule.name);
     torch::nn::Sequential plain = make_layers();
     const Losses expected = plain_losses(plain, 4);
@@ -111,9 +112,11 @@ TEST_CASE("a 3-D step of pipeline, data and tensor parallelism has the losses of
 }
 
 TEST_CASE("a pipeline step reduces each stage's gradients over dp once, whatever the number of micro-batches") {
-  for (const int64_t n : {2, 6}) {
+  for (const auto& schedule : {one_f_one_b_schedule(2, 2), one_f_one_b_schedule(2, 6), zero_bubble_schedule(2, 6)}) {
+    INFO(schedule.name);
+    const int64_t n = schedule.num_micro_batches;
     Piped piped;
-    Pipeline pipeline(pipeline_stages(*piped.model, {0, 3}, piped.meshes), one_f_one_b_schedule(2, n));
+    Pipeline pipeline(pipeline_stages(*piped.model, {0, 3}, piped.meshes), schedule);
     CommDebugMode comm;
     pipeline.step(piped.inputs(n), [&](const Tensor& y, int64_t) { return y.pow(2).mean(); });
     int64_t reductions = 0;
@@ -135,6 +138,34 @@ TEST_CASE("activations and gradients between two stages are one transfer each fo
     if (row.op == "redistribute") transfers += row.count;
   }
   CHECK(transfers == 6);
+}
+
+TEST_CASE("a step of four stages in ZB-H1 has the gradients of one device, also with frozen parameters") {
+  for (const size_t frozen : {6, 0, 4, 2}) {  // the first parameters, which need no gradient; 6: those of three layers
+    INFO("the first " << frozen << " parameters are frozen");
+    const auto freeze = [&](torch::nn::Sequential& model) {
+      for (size_t i = 0; i < frozen; ++i) model->parameters()[i].set_requires_grad(false);
+    };
+    torch::nn::Sequential plain = make_layers();
+    freeze(plain);
+    for (int64_t i = 0; i < 5; ++i) (squared_error(plain->forward(micro_batch(i)), label(i)) / 5).backward();
+    const DeviceMesh mesh(World::local(8), {4, 2}, {"pp", "dp"});
+    const auto meshes = pipeline_meshes(mesh, "pp");
+    torch::nn::Sequential model = make_layers();
+    Pipeline pipeline(pipeline_stages(*model, {0, 2, 4, 6}, meshes), zero_bubble_schedule(4, 5));
+    freeze(model);
+    Tensors inputs;
+    for (int64_t i = 0; i < 5; ++i) inputs.push_back(distribute_tensor(micro_batch(i), meshes.front(), {Shard(0)}));
+    pipeline.step(inputs, [&](const Tensor& y, int64_t i) {
+      return squared_error(y, distribute_tensor(label(i), meshes.back(), {Shard(0)}));
+    });
+    for (size_t i = 0; i < plain->parameters().size(); ++i) {
+      INFO("parameter " << i);
+      const Tensor actual = model->parameters()[i].grad(), expected = plain->parameters()[i].grad();
+      REQUIRE(actual.defined() == expected.defined());
+      if (expected.defined()) CHECK(torch::allclose(full_tensor(actual), expected, 1e-10, 1e-12));
+    }
+  }
 }
 
 TEST_CASE("forward of a pipeline returns the outputs of one device") {

@@ -76,6 +76,8 @@ TEST_CASE("a pipeline of two stages over four processes has the losses and param
              run_pipeline(twin_world(), gpipe_schedule(2, 4), {0, 2}));
   check_same(run_pipeline(job_world(), one_f_one_b_schedule(2, 4), {0, 2}),
              run_pipeline(twin_world(), one_f_one_b_schedule(2, 4), {0, 2}));
+  check_same(run_pipeline(job_world(), zero_bubble_schedule(2, 4), {0, 2}),
+             run_pipeline(twin_world(), zero_bubble_schedule(2, 4), {0, 2}));
 }
 
 TEST_CASE("an interleaved pipeline of four stages over four processes has the losses of one process",
