@@ -8,9 +8,9 @@
 #include "checkpoint/formats/tensor_file.h"
 #include "checkpoint/formats/torch_file.h"
 #include "checkpoint/one_writer.h"
-#include "checkpoint/optimizer_state.h"
 #include "checkpoint/serialize.h"
 #include "checkpoint/serialize_parts.h"
+#include "dtensor/optimizer/optimizer_state.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/tensor/representation.h"
 

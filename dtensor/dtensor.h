@@ -31,6 +31,7 @@
 #include "dtensor/remembered_layouts.h"
 #include "dtensor/scopes.h"
 #include "dtensor/version.h"
+#include "dtensor/zero_redundancy_optimizer.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
 #include "observe/comm_contracts.h"

@@ -13,7 +13,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "checkpoint/optimizer_state.h"
+#include "dtensor/optimizer/optimizer_state.h"
 #include "sharded/sharded_tensor.h"
 #include "sharded/sharded_tensor_state.h"
 #include "sharded/tensor_ops.h"

@@ -14,7 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "checkpoint/optimizer_state.h"
+#include "dtensor/optimizer/optimizer_state.h"
 #include "dtensor/tensor/representation.h"
 #include "observe/rank_in_job.h"
 

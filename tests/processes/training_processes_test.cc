@@ -9,6 +9,7 @@
 #include "dtensor/activation_checkpoint.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/pipeline.h"
+#include "dtensor/zero_redundancy_optimizer.h"
 #include "tests/processes/job_world.h"
 #include "tests/testing/catch_torch.h"
 
@@ -104,6 +105,35 @@ TEST_CASE("an infinite gradient in the first stage of a pipeline skips the step 
   CHECK(!scaler.step(optimizer));
   scaler.update();
   CHECK(scaler.get_scale() == 4);
+}
+
+Run run_with_sharded_states(const World& world, bool delayed) {
+  const DeviceMesh mesh(world, {4}, {"dp"});
+  torch::nn::Sequential model = make_layers();
+  distribute_module(*model, mesh);
+  ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer({}, model->parameters(), 1e-2);
+  Run run;
+  for (int64_t step = 0; step < 3; ++step) {
+    optimizer.zero_grad();
+    const Tensor loss = model->forward(distribute_tensor(batch(step), mesh, {Shard(0)})).pow(2).mean();
+    if (delayed) {
+      const DelayGradientReduction delay;
+      loss.backward();
+    } else {
+      loss.backward();
+    }
+    run.losses.push_back(own_value(loss));
+    optimizer.step();
+  }
+  for (const Tensor& p : model->parameters()) run.parameters.push_back(own_value(p));
+  return run;
+}
+
+TEST_CASE("an optimizer with states sharded over four processes has the losses and parameters of one process",
+          "[processes][optimizer]") {
+  for (const bool delayed : {false, true}) {
+    check_same(run_with_sharded_states(job_world(), delayed), run_with_sharded_states(twin_world(), delayed));
+  }
 }
 
 Run run_checkpointed(const World& world, bool checkpointed) {

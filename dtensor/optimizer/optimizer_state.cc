@@ -1,4 +1,4 @@
-#include "checkpoint/optimizer_state.h"
+#include "dtensor/optimizer/optimizer_state.h"
 
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
