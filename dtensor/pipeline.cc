@@ -37,9 +37,13 @@ Placements same_on(const DeviceMesh& to, const at::Tensor& t) {
   return without_partials(spec.placements());
 }
 
+// Ranks go on with the actions of other micro-batches, and wait for what arrives when they read it.
+constexpr RedistributeOptions kTransfer{.async_op = true};
+
 // The activation `t` of the stage before, on the mesh of `stage`.
 at::Tensor moved_to(const PipelineStage& stage, const at::Tensor& t) {
-  return redistribute(t, stage.mesh, stage.input_placements.empty() ? same_on(stage.mesh, t) : stage.input_placements);
+  return redistribute(t, stage.mesh, stage.input_placements.empty() ? same_on(stage.mesh, t) : stage.input_placements,
+                      kTransfer);
 }
 
 void check_on_mesh(const torch::nn::Module& module, const std::string& path, const DeviceMesh& mesh) {

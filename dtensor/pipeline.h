@@ -9,9 +9,10 @@
 //   optimizer.step();
 //
 // Every process runs the whole program: for a stage of whose mesh it owns no rank, operators have no local tensors, so
-// that processes of different stages compute at the same time. Transfers are redistribute() between two meshes. Where
-// the schedule splits a backward, nothing is computed twice but what a custom autograd function or checkpoint()
-// computes for both parts (dtensor/gradients/split_backward.h). Source: torch.distributed.pipelining.
+// that processes of different stages compute at the same time. Transfers are redistribute() between two meshes with
+// async_op, so that a rank goes on until it reads what arrives. Where the schedule splits a backward, nothing is
+// computed twice but what a custom autograd function or checkpoint() computes for both parts
+// (dtensor/gradients/split_backward.h). Source: torch.distributed.pipelining.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -2,6 +2,7 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
+#include <chrono>
 #include <limits>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "dtensor/pipeline.h"
 #include "dtensor/zero_redundancy_optimizer.h"
 #include "tests/processes/job_world.h"
+#include "tests/processes/rank_flag.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -85,6 +87,39 @@ TEST_CASE("an interleaved pipeline of four stages over four processes has the lo
           "[processes][pipeline]") {
   const auto schedule = interleaved_schedule(2, 2, 4);
   check_same(run_pipeline(job_world(), schedule, {0, 1, 2, 4}), run_pipeline(twin_world(), schedule, {0, 1, 2, 4}));
+}
+
+TEST_CASE("a pipeline rank computes a micro-batch while the stage before still computes the next one",
+          "[processes][pipeline]") {
+  const DeviceMesh mesh(job_world(), {2, 2}, {"pp", "dp"});
+  const auto meshes = pipeline_meshes(mesh, "pp");
+  RankFlag done_2("micro-batch 0 on rank 2"), done_3("micro-batch 0 on rank 3");
+  int first_calls = 0, second_calls = 0;
+  bool waited_in_vain = false;
+  const auto first = [&](const Tensor& x) {
+    // The second micro-batch takes until the second stage has computed the first one.
+    if (++first_calls == 2 && !meshes[0].local_ranks().empty()) {
+      const std::chrono::seconds most(10);
+      waited_in_vain = !done_2.wait(most) || !done_3.wait(most);
+    }
+    return x * 2;
+  };
+  const auto second = [&](const Tensor& x) {
+    const Tensor y = x * 3;
+    if (++second_calls == 1 && !meshes[1].local_ranks().empty()) {
+      fetch_parts(y);
+      (meshes[1].local_ranks()[0] == 2 ? done_2 : done_3).raise();
+    }
+    return y;
+  };
+  Pipeline pipeline({{meshes[0], first, {}, {}}, {meshes[1], second, {}, {}}}, gpipe_schedule(2, 2));
+  const Tensors inputs = {distribute_tensor(batch(0), meshes[0], {Shard(0)}).requires_grad_(),
+                          distribute_tensor(batch(1), meshes[0], {Shard(0)}).requires_grad_()};
+  pipeline.step(inputs, [](const Tensor& y, int64_t) { return y.sum(); });
+  CHECK(!waited_in_vain);
+  for (const Tensor& x : inputs) {
+    for (const Tensor& part : to_local(x.grad())) CHECK(torch::equal(part, torch::full_like(part, 3)));
+  }
 }
 
 TEST_CASE("an infinite gradient in the first stage of a pipeline skips the step in the processes of both stages",
