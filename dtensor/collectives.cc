@@ -32,16 +32,17 @@ std::optional<Extent> extent_if(bool moves, int64_t offset, int64_t length) {
   return moves ? std::optional<Extent>({offset, length}) : std::nullopt;
 }
 
-using Run = std::function<RankTensors(const RankTensors&)>;
+using PlainCollective = std::function<RankTensors(const RankTensors&)>;
 
 struct PlainBackward {
-  Run backward;
+  PlainCollective backward;
   std::vector<std::pair<Sizes, at::TensorOptions>> results;
 };
 
 // A collective whose gradient is another one.
 struct PlainCollectiveFn : torch::autograd::Function<PlainCollectiveFn> {
-  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, const Run& forward, const Run& backward) {
+  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, const PlainCollective& forward,
+                               const PlainCollective& backward) {
     const RankTensors results = forward(RankTensors(tensors.begin(), tensors.end()));
     PlainBackward back{backward, {}};
     for (const at::Tensor& t : results) back.results.emplace_back(t.sizes().vec(), t.options());
@@ -63,7 +64,8 @@ struct PlainCollectiveFn : torch::autograd::Function<PlainCollectiveFn> {
   }
 };
 
-RankTensors differentiable(const RankTensors& tensors, const Run& forward, const Run& backward) {
+RankTensors differentiable(const RankTensors& tensors, const PlainCollective& forward,
+                           const PlainCollective& backward) {
   return tensors.empty() ? forward(tensors) : PlainCollectiveFn::apply(at::TensorList(tensors), forward, backward);
 }
 
