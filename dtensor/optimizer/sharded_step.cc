@@ -66,7 +66,7 @@ std::vector<at::Tensor> redistribute_in_buckets(const std::vector<at::Tensor>& t
   return results;
 }
 
-bool lies_as(const at::Tensor& t, const Layout& layout) {
+bool is_laid_out_as(const at::Tensor& t, const Layout& layout) {
   return spec_of(t)->mesh() == layout.mesh() && spec_of(t)->placements() == layout.placements();
 }
 
@@ -80,7 +80,7 @@ std::vector<at::Tensor*> states_to_move(torch::optim::Optimizer& optimizer, cons
   if (!fields) return result;
   for (const auto& [name, state] : fields->tensors) {
     const bool is_alike = state->defined() && is_dtensor(*state) && state->sizes() == parameter.sizes();
-    if (is_alike && spec_of(*state)->mesh() == to.mesh() && !lies_as(*state, to)) result.push_back(state);
+    if (is_alike && spec_of(*state)->mesh() == to.mesh() && !is_laid_out_as(*state, to)) result.push_back(state);
   }
   return result;
 }
