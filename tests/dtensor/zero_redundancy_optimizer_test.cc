@@ -169,6 +169,26 @@ TEST_CASE("sharded states are saved and loaded, by either kind of optimizer, and
   check_parameters(third.model, plain);
 }
 
+TEST_CASE("on 64 abstract ranks a step tells its communication and the bytes of the states") {
+  const World world = World::abstract(64);
+  const DeviceMesh mesh(world, {16, 4}, {"dp", "tp"});
+  torch::nn::Linear layer(64, 32);
+  distribute_module(*layer, mesh, [](const std::string&, torch::nn::Module& m, const DeviceMesh& on) {
+    shard_parameter(m, "weight", on, {Replicate(), Shard(0)});
+    shard_parameter(m, "bias", on, {Replicate(), Shard(0)});
+  });
+  ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer({.mesh_dim = "dp"}, layer->parameters(), 1e-3);
+  layer(zeros({32, 64}, mesh, {Shard(0), Replicate()})).sum().backward();
+  forget_remembered(world);
+  const int64_t before = world.memory().live_bytes();
+  CommDebugMode comm;
+  optimizer.step();
+  CHECK(comm.total() == 1);
+  // The weight over tp by rows and over dp by columns. The bias has no dim that is free.
+  CHECK(comm.bytes() == 32 / 4 * 64 * 4 * 15 / 16);
+  CHECK(world.memory().live_bytes() - before == 2 * (32 / 4 * 64 / 16 + 32 / 4) * 4);
+}
+
 TEST_CASE("other handles and views of a parameter see the step; gradients stay as they were") {
   Distributed d;
   const Tensor p = d.model->parameters()[1], handle = p.detach(), view = p.detach().view({7, 1});
