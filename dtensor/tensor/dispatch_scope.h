@@ -1,13 +1,16 @@
 // The settings that the guards of scopes.h make for operators, on the current thread.
 #pragma once
 
+#include <memory>
+
 #include "comm/thread_scope.h"
 #include "mesh/device_mesh.h"
 #include "plan/limits.h"
 
 namespace dtensor::internal {
 
-class StepDecider;  // step_decider.h
+class StepDecider;              // step_decider.h
+struct ContextParallelSetting;  // context_parallel.h
 
 struct DispatchScope {
   static c10::DebugInfoKind kind() { return c10::DebugInfoKind::TEST_INFO; }
@@ -18,6 +21,8 @@ struct DispatchScope {
   bool delay_gradient_reduction = false;  // gradients keep the layout in which backward computed them
   Limits limits;                          // of a redistribution (RedistributeMemoryLimit)
   StepDecider* step_decider = nullptr;    // decides calls one by one (PinnedLayouts)
+  // How attention over a sharded sequence is computed (ContextParallel); null: as the operators' rules say.
+  std::shared_ptr<const ContextParallelSetting> context_parallel;
 };
 
 using DispatchScopeGuard = ThreadScope<DispatchScope>::Guard;

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "dtensor/activation_checkpoint.h"
+#include "dtensor/context_parallel.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/head_tail.h"
 #include "dtensor/pipeline.h"
 #include "dtensor/zero_redundancy_optimizer.h"
 #include "tests/processes/job_world.h"
@@ -199,6 +201,40 @@ TEST_CASE("a checkpointed model over four processes trains as without checkpoint
   const Run job = run_checkpointed(job_world(), true);
   check_same(job, run_checkpointed(job_world(), false));
   check_same(job, run_checkpointed(twin_world(), true));
+}
+
+// Results, and gradients of query, key and value, over a sequence of a length that does not divide evenly.
+Run run_attention(const DeviceMesh& mesh, const Placements& placements, const ContextParallelOptions& options) {
+  Run run;
+  Tensors inputs;
+  for (int64_t i = 0; i < 3; ++i) {
+    const Tensor whole = torch::arange(2 * 4 * 11 * 3, torch::kDouble).add(i).sin().view({2, 4, 11, 3});
+    const Tensor ordered = options.load_balance ? to_head_tail(whole, 2, mesh.size("cp")) : whole;
+    inputs.push_back(distribute_tensor(ordered, mesh, placements).requires_grad_());
+  }
+  const ContextParallel scope("cp", options);
+  const Tensor out = torch::scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], {}, 0., /*is_causal=*/true);
+  out.pow(2).sum().backward();
+  run.losses.push_back(own_value(out.detach()));
+  for (const Tensor& t : inputs) run.parameters.push_back(own_value(t.grad()));
+  return run;
+}
+
+TEST_CASE("attention over a sharded sequence over four processes is that of one process",
+          "[processes][context_parallel]") {
+  for (const auto method : {ContextParallelMethod::kRing, ContextParallelMethod::kAllToAll}) {
+    for (const bool load_balance : {false, true}) {
+      CAPTURE(static_cast<int>(method), load_balance);
+      const auto run = [&](const World& world) {
+        return run_attention(DeviceMesh(world, {4}, {"cp"}), {Shard(2)}, {method, load_balance});
+      };
+      check_same(run(job_world()), run(twin_world()));
+      const auto run_with_heads = [&](const World& world) {
+        return run_attention(DeviceMesh(world, {2, 2}, {"cp", "tp"}), {Shard(2), Shard(1)}, {method, load_balance});
+      };
+      check_same(run_with_heads(job_world()), run_with_heads(twin_world()));
+    }
+  }
 }
 
 }  // namespace
