@@ -157,16 +157,28 @@ AttentionCall attention_call(const Arguments& args, const DeviceMesh& mesh) {
   return call;
 }
 
-// Each in the layout that attention needs; a collective for each that has another one.
-RingCall bring_to_layouts(AttentionCall& c, int64_t dim, bool head_tail) {
-  const ContextLayouts layouts = context_layouts(*spec_of(c.q), *spec_of(c.k), *spec_of(c.v), dim);
-  const auto bring = [](at::Tensor& t, const Placements& placements, const char* argument) {
-    t = redistribute_as(t, placements, CommCause{c10::str("aten::", kOp), argument, current_scope().module_path});
+// The call with its tensors in the layouts that attention needs.
+RingCall ring_call(const AttentionCall& c, int64_t dim, bool head_tail) {
+  const Spec &q = *spec_of(c.q), &k = *spec_of(c.k), &v = *spec_of(c.v);
+  const ContextLayouts layouts = context_layouts(q, k, v, dim);
+  return {q.with_placements(layouts.q),
+          k.with_placements(layouts.k),
+          v.with_placements(layouts.k),
+          dim,
+          c.causal,
+          head_tail,
+          c.scale,
+          current_scope().module_path};
+}
+
+// A collective for each tensor that has another layout.
+void bring_to_layouts(AttentionCall& c, const RingCall& ring) {
+  const auto bring = [&](at::Tensor& t, const SpecPtr& to, const char* argument) {
+    t = redistribute_as(t, to->placements(), CommCause{c10::str("aten::", kOp), argument, ring.module_path});
   };
-  bring(c.q, layouts.q, "query");
-  bring(c.k, layouts.k, "key");
-  bring(c.v, layouts.k, "value");
-  return {spec_of(c.q), spec_of(c.k), spec_of(c.v), dim, c.causal, head_tail, c.scale, current_scope().module_path};
+  bring(c.q, ring.q, "query");
+  bring(c.k, ring.k, "key");
+  bring(c.v, ring.v, "value");
 }
 
 at::Tensor by_ring(AttentionCall c, const RingCall& ring) {
@@ -220,10 +232,11 @@ void context_parallel_attention(const c10::OperatorHandle& op, Stack& stack) {
   const int64_t dim = checked_mesh_dim(mesh, setting->mesh_dim);
   AttentionCall call = attention_call(args, mesh);
   const int64_t dims = args.tensor("query").dim();
-  const RingCall ring = bring_to_layouts(call, dim, setting->options.load_balance);
+  const RingCall ring = ring_call(call, dim, setting->options.load_balance);
   const bool differentiable =
       at::GradMode::is_enabled() && (call.q.requires_grad() || call.k.requires_grad() || call.v.requires_grad());
   const bool exchanges = method_of(setting->options.method, ring, differentiable) == ContextParallelMethod::kAllToAll;
+  bring_to_layouts(call, ring);
   const at::Tensor out = exchanges ? by_heads(op, call, ring) : by_ring(call, ring);
   return_tensors(op, stack, {dims == 3 ? out.squeeze(0) : out});
 }
