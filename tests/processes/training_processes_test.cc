@@ -8,9 +8,7 @@
 #include <vector>
 
 #include "dtensor/activation_checkpoint.h"
-#include "dtensor/context_parallel.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/head_tail.h"
 #include "dtensor/pipeline.h"
 #include "dtensor/zero_redundancy_optimizer.h"
 #include "tests/processes/job_world.h"
