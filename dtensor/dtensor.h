@@ -23,7 +23,11 @@
 #include "dtensor/ghost_width.h"
 #include "dtensor/grad_scaler.h"
 #include "dtensor/gradient_bucket_limit.h"
+<<<<<<< HEAD
 #include "dtensor/head_tail.h"
+=======
+#include "dtensor/kv_cache.h"
+>>>>>>> 8c65897 (Add KVCache and SequenceSlots for continuous batching)
 #include "dtensor/meta_device.h"
 #include "dtensor/mixed_precision.h"
 #include "dtensor/optimize_layouts.h"
@@ -32,6 +36,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/remembered_layouts.h"
 #include "dtensor/scopes.h"
+#include "dtensor/sequence_slots.h"
 #include "dtensor/version.h"
 #include "dtensor/zero_redundancy_optimizer.h"
 #include "mesh/device_mesh.h"
