@@ -19,7 +19,6 @@ std::vector<PatternCase> text_models() {
       {"Llama", llama, {2, 4}, {"dp", "tp"}},
       {"Llama", llama, {256, 4}, {"dp", "tp"}},
       {"Llama generation", llama_generation, {4}, {"tp"}},
-      {"Llama generation, cache in place", llama_generation_in_place, {4}, {"tp"}},
       {"Decoder", variant({}), {8}, {"tp"}},
       {"Decoder", variant({}), {2, 4}, {"dp", "tp"}},
       {"Decoder, RMSNorm", variant({.norm = Norm::kRMSNorm}), {8}, {"tp"}},

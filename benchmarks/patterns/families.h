@@ -14,7 +14,6 @@ namespace dtensor::benchmarks {
 // "dp": batch, "tp": heads, hidden features, vocabulary, channels.
 Pattern llama(const DeviceMesh& mesh, int64_t scale);
 Pattern llama_generation(const DeviceMesh& mesh, int64_t scale);
-Pattern llama_generation_in_place(const DeviceMesh& mesh, int64_t scale);
 Pattern transformer(const DeviceMesh& mesh, int64_t scale);
 Pattern attention(const DeviceMesh& mesh, int64_t scale);
 Pattern vision_transformer(const DeviceMesh& mesh, int64_t scale);

@@ -49,29 +49,28 @@ Pattern llama(const DeviceMesh& mesh, int64_t scale) {
       through_blocks(c, x, n) + gradients(*model, m));
 }
 
-namespace {
-
-// `capacity`: of the cache, as examples::KVCache has it.
-Pattern generation(const DeviceMesh& mesh, int64_t scale, int64_t capacity) {
-  using examples::over;
+Pattern llama_generation(const DeviceMesh& mesh, int64_t scale) {
   const examples::LlamaConfig c = config(scale);
   const int64_t n = mesh.size("tp"), length = 16 * scale;
   struct State {
     examples::Llama model{nullptr};
     at::Tensor ids;
-    std::vector<examples::KVCache> caches;
+    SequenceSlots slots;
+    std::vector<KVCache> caches;
   };
-  auto state = std::make_shared<State>();
-  state->model = examples::Llama(c);
-  state->caches.resize(static_cast<size_t>(c.layers), examples::KVCache{.capacity = capacity});
+  auto state = std::make_shared<State>(State{.model = examples::Llama(c),
+                                             .slots = SequenceSlots(kBatch, 2 * length),
+                                             .caches = std::vector<KVCache>(c.layers)});
+  while (state->slots.join()) continue;
   distribute_module(*state->model, mesh, examples::shard_llama);
   state->ids = distribute_tensor(torch::randint(c.vocab, {kBatch, length}), mesh);
   // The cache's heads, its keys and values among them, stay where they are. Every rank names its best next id.
   const auto next = [=] {
     const at::NoGradGuard no_grad;
     const MeshScope scope(mesh);
-    const auto scores = state->model->forward(state->ids, &state->caches);
-    state->ids = scores.select(1, -1).argmax(-1, /*keepdim=*/true);
+    const GenerationStep step = state->slots.step(std::vector<int64_t>(kBatch, state->ids.size(1)));
+    state->ids = state->model->forward(state->ids, step, state->caches).argmax(-1, /*keepdim=*/true);
+    state->slots.advance(step);
   };
   const auto by_hand = [&](int64_t tokens) {
     return through_blocks(c, static_cast<double>(kBatch * tokens * c.width * 4), n) +
@@ -79,11 +78,5 @@ Pattern generation(const DeviceMesh& mesh, int64_t scale, int64_t capacity) {
   };
   return {mesh, {{"prompt", next, by_hand(length)}, {"a token", next, by_hand(1)}, {"the next", next, by_hand(1)}}};
 }
-
-}  // namespace
-
-Pattern llama_generation(const DeviceMesh& mesh, int64_t scale) { return generation(mesh, scale, 0); }
-
-Pattern llama_generation_in_place(const DeviceMesh& mesh, int64_t scale) { return generation(mesh, scale, 32 * scale); }
 
 }  // namespace dtensor::benchmarks

@@ -1,5 +1,5 @@
 // Llama in plain torch::nn: RMSNorm, rotary positions, grouped-query attention, SwiGLU. shard_llama() shards it as
-// Megatron does; the only other line for meshes is the layout of its cache.
+// Megatron does.
 //
 //   Llama model(LlamaConfig{.vocab = 32000});
 //   distribute_module(*model, mesh, examples::shard_llama);
@@ -13,15 +13,12 @@
 #include <cmath>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
-#include "dtensor/dtensor_handle.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/kv_cache.h"
+#include "dtensor/sequence_slots.h"
 #include "mesh/device_mesh.h"
-
-namespace dtensor {
-struct ParallelPlan;
-}
 
 namespace examples {
 
@@ -32,6 +29,8 @@ struct LlamaConfig {
   int64_t kv_heads = 4;  // of keys and values; must divide heads
   int64_t hidden = 160;  // of the feed-forward layers
   int64_t layers = 2;
+  double norm_epsilon = 1e-5;
+  double rope_theta = 10000;  // base of the frequencies of rotary positions
   // Called with the embeddings, and with the results of both halves of a block before they are added. Unset: nothing,
   // which a model normally needs; used to compare with code that communicates explicitly.
   std::function<torch::Tensor(const torch::Tensor&)> settle;
@@ -39,63 +38,43 @@ struct LlamaConfig {
 
 class RMSNormImpl : public torch::nn::Module {
  public:
-  explicit RMSNormImpl(int64_t width) : weight(register_parameter("weight", torch::ones({width}))) {}
+  explicit RMSNormImpl(int64_t width, double epsilon = 1e-5)
+      : weight(register_parameter("weight", torch::ones({width}))), epsilon_(epsilon) {}
   torch::Tensor forward(const torch::Tensor& x) {
-    return x * torch::rsqrt(x.square().mean(-1, /*keepdim=*/true) + 1e-5) * weight;
+    return x * torch::rsqrt(x.square().mean(-1, /*keepdim=*/true) + epsilon_) * weight;
   }
 
   torch::Tensor weight;
+
+ private:
+  double epsilon_;
 };
 TORCH_MODULE(RMSNorm);
-
-// The keys and values of the positions so far, of one layer.
-struct KVCache {
-  int64_t capacity = 0;        // positions that there is room for; 0: it grows with each call
-  int64_t length = 0;          // positions so far
-  torch::Tensor keys, values;  // [batch, kv_heads, capacity, or length if that is 0, width / heads]
-
-  // Appends those of more positions; then `k` and `v` are those of all. Error (c10::Error): more than the capacity.
-  void add(torch::Tensor& k, torch::Tensor& v) {
-    const int64_t before = length;
-    length += k.size(2);
-    if (capacity == 0) {
-      k = keys = before > 0 ? torch::cat({keys, k}, 2) : k;
-      v = values = before > 0 ? torch::cat({values, v}, 2) : v;
-      return;
-    }
-    TORCH_CHECK(length <= capacity, "KVCache: ", length, " positions, but there is room for ", capacity);
-    const auto put = [&](torch::Tensor& kept, torch::Tensor& t) {
-      if (!kept.defined()) {
-        kept = torch::zeros({t.size(0), t.size(1), capacity, t.size(3)}, t.options());
-        if (dtensor::is_dtensor(kept)) dtensor::relayout_(kept, dtensor::DTensor(t).placements());
-      }
-      kept.slice(2, before, length).copy_(t);
-      t = kept.slice(2, 0, length);
-    };
-    put(keys, k);
-    put(values, v);
-  }
-};
 
 class LlamaBlockImpl : public torch::nn::Module {
  public:
   explicit LlamaBlockImpl(const LlamaConfig& c)
       : config_(c),
-        attention_norm(register_module("attention_norm", RMSNorm(c.width))),
+        attention_norm(register_module("attention_norm", RMSNorm(c.width, c.norm_epsilon))),
         wq(linear("wq", c.width, c.width)),
         wk(linear("wk", c.width, c.width / c.heads * c.kv_heads)),
         wv(linear("wv", c.width, c.width / c.heads * c.kv_heads)),
         wo(linear("wo", c.width, c.width)),
-        feed_forward_norm(register_module("feed_forward_norm", RMSNorm(c.width))),
+        feed_forward_norm(register_module("feed_forward_norm", RMSNorm(c.width, c.norm_epsilon))),
         gate(linear("gate", c.width, c.hidden)),
         up(linear("up", c.width, c.hidden)),
         down(linear("down", c.hidden, c.width)) {}
 
-  // x: [batch, length, width]. `cosine`, `sine`: [length, width / heads / 2], of the positions. With a cache, the
-  // positions are those after the ones in it.
-  torch::Tensor forward(torch::Tensor x, const torch::Tensor& cosine, const torch::Tensor& sine,
-                        const torch::Tensor& mask, KVCache* cache) {
-    x = x + settled(attention(attention_norm(x), cosine, sine, mask, cache));
+  // Where the tokens of a call stand, and what they attend to.
+  struct Tokens {
+    torch::Tensor cosine, sine;  // [length, width / heads / 2], or one for each sequence: [batch, 1, length, ...]
+    torch::Tensor mask;          // added to the scores of attention; undefined: nothing is masked
+    const dtensor::GenerationStep* step = nullptr;  // null: without a cache
+  };
+
+  // x: [batch, length, width]. `cache`: null if there is no step.
+  torch::Tensor forward(torch::Tensor x, const Tokens& tokens, dtensor::KVCache* cache) {
+    x = x + settled(attention(attention_norm(x), tokens, cache));
     const auto y = feed_forward_norm(x);
     return x + settled(down(torch::silu(gate(y)) * up(y)));
   }
@@ -112,21 +91,20 @@ class LlamaBlockImpl : public torch::nn::Module {
     return torch::cat({halves[0] * cosine - halves[1] * sine, halves[0] * sine + halves[1] * cosine}, -1);
   }
 
-  torch::Tensor attention(const torch::Tensor& x, const torch::Tensor& cosine, const torch::Tensor& sine,
-                          const torch::Tensor& mask, KVCache* cache) {
+  torch::Tensor attention(const torch::Tensor& x, const Tokens& tokens, dtensor::KVCache* cache) {
     const int64_t size = config_.width / config_.heads;
     const auto split = [&](const torch::Tensor& t) {  // [batch, heads, length, size]
       return t.view({t.size(0), t.size(1), -1, size}).transpose(1, 2);
     };
-    const auto q = rotated(split(wq(x)), cosine, sine);
-    auto k = rotated(split(wk(x)), cosine, sine), v = split(wv(x));
-    if (cache != nullptr) cache->add(k, v);
+    const auto q = rotated(split(wq(x)), tokens.cosine, tokens.sine);
+    auto k = rotated(split(wk(x)), tokens.cosine, tokens.sine), v = split(wv(x));
+    if (cache != nullptr) std::tie(k, v) = cache->update(*tokens.step, k, v);
     const auto shared = [&](const torch::Tensor& t) {  // every head of keys and values serves several of queries
       const int64_t group = config_.heads / config_.kv_heads;
       return t.unsqueeze(2).expand({-1, -1, group, -1, -1}).reshape({t.size(0), config_.heads, t.size(2), size});
     };
     const auto scores = q.matmul(shared(k).transpose(-2, -1)) / std::sqrt(static_cast<double>(size));
-    const auto mixed = torch::softmax(mask.defined() ? scores + mask : scores, -1).matmul(shared(v));
+    const auto mixed = torch::softmax(tokens.mask.defined() ? scores + tokens.mask : scores, -1).matmul(shared(v));
     return wo(mixed.transpose(1, 2).reshape({x.size(0), x.size(1), config_.width}));
   }
 
@@ -146,34 +124,34 @@ class LlamaImpl : public torch::nn::Module {
       : config(c),
         tokens(register_module("tokens", torch::nn::Embedding(c.vocab, c.width))),
         blocks(register_module("blocks", torch::nn::ModuleList())),
-        norm(register_module("norm", RMSNorm(c.width))),
+        norm(register_module("norm", RMSNorm(c.width, c.norm_epsilon))),
         head(register_module("head", torch::nn::Linear(torch::nn::LinearOptions(c.width, c.vocab).bias(false)))) {
     for (int64_t i = 0; i < c.layers; ++i) blocks->push_back(LlamaBlock(c));
   }
 
-  // ids: [batch, length] -> scores [batch, length, vocab]. `caches`: one per layer, or none; those of the positions
-  // before, to which these are added.
-  torch::Tensor forward(const torch::Tensor& ids, std::vector<KVCache>* caches = nullptr) {
-    const auto x = config.settle ? config.settle(tokens(ids)) : tokens(ids);
-    return head(norm(run_blocks(x, 0, blocks->size(), caches)));
+  // ids: [batch, length] -> scores [batch, length, vocab].
+  torch::Tensor forward(const torch::Tensor& ids) {
+    const int64_t length = ids.size(1);
+    const auto exact = position_options();
+    LlamaBlockImpl::Tokens at;
+    set_angles(at, torch::outer(torch::arange(length, exact), frequencies(exact)));
+    // With one position nothing is masked.
+    if (length > 1) at.mask = torch::full({length, length}, -INFINITY, value_options()).triu(1);
+    return head(norm(through_blocks(ids, at, nullptr)));
   }
 
-  // The blocks from `first` to before `end`, as in forward(); x: [batch, length, width].
-  torch::Tensor run_blocks(torch::Tensor x, size_t first, size_t end, std::vector<KVCache>* caches = nullptr) {
-    const int64_t length = x.size(1), half = config.width / config.heads / 2;
-    const int64_t before = caches != nullptr ? (*caches)[0].length : 0;
-    const auto options = tokens->weight.options().requires_grad(false);
-    // Half-precision numbers cannot count positions.
-    const auto exact = options.dtype(tokens->weight.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat);
-    const auto frequencies = torch::pow(10000.0, torch::arange(half, exact) / -static_cast<double>(half));
-    const auto angles = torch::outer(torch::arange(before, before + length, exact), frequencies);
-    torch::Tensor mask;  // with one position nothing is masked
-    if (length > 1) mask = torch::full({length, before + length}, -INFINITY, options).triu(before + 1);
-    const auto cosine = angles.cos().to(options.dtype()), sine = angles.sin().to(options.dtype());
-    for (size_t i = first; i < end; ++i) {
-      x = blocks[i]->as<LlamaBlock>()->forward(x, cosine, sine, mask, caches == nullptr ? nullptr : &(*caches)[i]);
-    }
-    return x;
+  // ids: [slots, columns], new tokens -> scores [slots, vocab] for the token after the last one of each slot. `caches`:
+  // one per layer, of the tokens before, to which these are added.
+  torch::Tensor forward(const torch::Tensor& ids, const dtensor::GenerationStep& step,
+                        std::vector<dtensor::KVCache>& caches) {
+    const auto exact = position_options();
+    LlamaBlockImpl::Tokens at;
+    set_angles(at, step.positions.unsqueeze(1).unsqueeze(-1).to(exact.dtype()) * frequencies(exact));
+    at.mask = torch::zeros(step.mask.sizes(), value_options()).masked_fill(step.mask.logical_not(), -INFINITY);
+    at.step = &step;
+    const auto x = through_blocks(ids, at, &caches);
+    const auto last = step.last.view({-1, 1, 1}).expand({-1, 1, config.width});
+    return head(norm(x.gather(1, last).squeeze(1)));
   }
 
   LlamaConfig config;
@@ -181,16 +159,35 @@ class LlamaImpl : public torch::nn::Module {
   torch::nn::ModuleList blocks;
   RMSNorm norm;
   torch::nn::Linear head;
+
+ private:
+  torch::TensorOptions value_options() const { return tokens->weight.options().requires_grad(false); }
+  // Half-precision numbers cannot count positions.
+  torch::TensorOptions position_options() const {
+    return value_options().dtype(tokens->weight.scalar_type() == torch::kDouble ? torch::kDouble : torch::kFloat);
+  }
+  torch::Tensor frequencies(const torch::TensorOptions& exact) const {
+    const int64_t half = config.width / config.heads / 2;
+    return torch::pow(config.rope_theta, torch::arange(half, exact) / -static_cast<double>(half));
+  }
+  void set_angles(LlamaBlockImpl::Tokens& at, const torch::Tensor& angles) const {
+    at.cosine = angles.cos().to(value_options().dtype());
+    at.sine = angles.sin().to(value_options().dtype());
+  }
+
+  torch::Tensor through_blocks(const torch::Tensor& ids, const LlamaBlockImpl::Tokens& at,
+                               std::vector<dtensor::KVCache>* caches) {
+    auto x = config.settle ? config.settle(tokens(ids)) : tokens(ids);
+    for (size_t i = 0; i < blocks->size(); ++i) {
+      x = blocks[i]->as<LlamaBlock>()->forward(x, at, caches == nullptr ? nullptr : &(*caches)[i]);
+    }
+    return x;
+  }
 };
 TORCH_MODULE(Llama);
 
 // For distribute_module(): tables and column-parallel layers by rows of the weight over "tp", row-parallel ones by its
 // columns, everything else replicated.
 void shard_llama(const std::string& path, torch::nn::Module& module, const dtensor::DeviceMesh& mesh);
-
-// For parallelize_module() over "tp": the same layouts as styles. With `sequence`, activations between the layers are
-// sharded by positions, and what was an all-reduce is a reduce-scatter and an all-gather. Source: Korthikanti et al.,
-// Reducing Activation Recomputation in Large Transformer Models, 2022.
-dtensor::ParallelPlan llama_styles(bool sequence = false);
 
 }  // namespace examples

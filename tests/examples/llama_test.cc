@@ -124,33 +124,59 @@ TEST_CASE("llama: one reduction per half of a block, and no weight moves", "[exa
   }
 }
 
+// The ids that follow the prompts of all slots, one step after the other.
+struct Generation {
+  Llama model;
+  SequenceSlots slots;
+  std::vector<KVCache> caches;
+
+  torch::Tensor next(const torch::Tensor& ids) {
+    const GenerationStep step = slots.step(std::vector<int64_t>(static_cast<size_t>(ids.size(0)), ids.size(1)));
+    const auto best = model->forward(ids, step, caches).argmax(-1, /*keepdim=*/true);
+    slots.advance(step);
+    return best;
+  }
+};
+
+Generation make_generation(const Llama& model, int64_t slots) {
+  Generation generation{model, SequenceSlots(slots, 16), std::vector<KVCache>(2)};
+  while (generation.slots.join()) continue;
+  return generation;
+}
+
 TEST_CASE("llama: generation keeps its cache where the heads are", "[examples][llama]") {
   const LlamaConfig config = even_config();
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   Llama plain = make_model(config), distributed = make_model(config);
   distribute_module(*distributed, mesh, examples::shard_llama);
-  const examples::KVCache empty{.capacity = GENERATE(0, 16)};  // one that grows, and one that is written in place
-  std::vector<examples::KVCache> plain_caches(2, empty), caches(2, empty);
+  Generation expected = make_generation(plain, 3), generation = make_generation(distributed, 3);
   const at::NoGradGuard no_grad;
-  torch::Tensor expected = make_batch(config, 3, 7).ids, ids = distribute_tensor(expected, mesh);
-  for (int token = 0; token < 5; ++token) {
-    expected = plain->forward(expected, &plain_caches).select(1, -1).argmax(-1, /*keepdim=*/true);
+  torch::Tensor expected_ids = make_batch(config, 3, 7).ids, ids = distribute_tensor(expected_ids, mesh);
+  torch::Tensor all = expected_ids;
+  uint64_t misses = 0;
+  for (int token = 0; token < 6; ++token) {
+    expected_ids = expected.next(expected_ids);
+    CHECK(torch::equal(expected_ids, plain->forward(all).select(1, -1).argmax(-1, /*keepdim=*/true)));
+    all = torch::cat({all, expected_ids}, 1);
+    if (token == 2) misses = strategy_cache(mesh.world()).stats().misses;
     CommDebugMode comm;
     {
       const MeshScope scope(mesh);
-      ids = distributed->forward(ids, &caches).select(1, -1).argmax(-1, /*keepdim=*/true);
+      ids = generation.next(ids);
     }
     // The embedding, two per block, and the ranks' best ids.
     CHECK(comm.count(Collective::kAllReduce) == 1 + 2 * config.layers);
     CHECK(comm.count(Collective::kAllGather) == 1);
     CHECK(comm.total() == 2 + 2 * config.layers);
-    CHECK(torch::equal(full_tensor(ids), expected));
-    for (size_t layer = 0; layer < caches.size(); ++layer) {
-      CHECK(DTensor(caches[layer].keys).placements() == Placements{Shard(1)});
-      CHECK(DTensor(caches[layer].values).placements() == Placements{Shard(1)});
-      CHECK(torch::allclose(full_tensor(caches[layer].values), plain_caches[layer].values, 1e-9, 1e-12));
+    CHECK(torch::equal(full_tensor(ids), expected_ids));
+    for (size_t layer = 0; layer < 2; ++layer) {
+      const KVCache& cache = generation.caches[layer];
+      CHECK(DTensor(cache.keys()).placements() == Placements{Shard(1)});
+      CHECK(DTensor(cache.values()).placements() == Placements{Shard(1)});
+      CHECK(torch::allclose(full_tensor(cache.values()), expected.caches[layer].values(), 1e-9, 1e-12));
     }
   }
+  CHECK(strategy_cache(mesh.world()).stats().misses == misses);  // no decision since the second token
 }
 
 }  // namespace
