@@ -90,6 +90,7 @@ struct ToLocalFn : Function<ToLocalFn> {
         grads[i] = grads[i].clone();
         continue;
       }
+      const LocalGuard guard;  // a MeshScope would distribute the zeros
       const Shape shape = expected->local_shape(static_cast<int64_t>(i));
       const auto& mesh = s.spec->mesh();
       grads[i] =
