@@ -16,6 +16,7 @@
 #include "dtensor/context_parallel.h"
 #include "dtensor/distribute_module.h"
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/experts.h"
 #include "dtensor/factories.h"
 #include "dtensor/forbid_whole_gather.h"
 #include "dtensor/from_local.h"

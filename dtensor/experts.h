@@ -1,0 +1,55 @@
+// A mixture of experts over the ranks of a mesh dim: every rank has some of the tokens and some of the experts, and the
+// tokens go to the ranks of their experts and back, one all_to_all each way and one each in backward.
+//
+//   const auto [shares, ids] = torch::softmax(router(x), -1).topk(2, -1);   // x: [tokens, width], sharded over "ep"
+//   const ExpertTokens sent = moe_dispatch(x, ids, {layer.up}, "ep");       // up: [experts, width, hidden], likewise
+//   std::vector<at::Tensor> results;
+//   for (size_t i = 0; i < sent.rows.size(); ++i)                           // each rank that this process owns
+//     results.push_back(torch::_grouped_mm(sent.rows[i], sent.weights[0][i], sent.offsets[i]));
+//   const at::Tensor y = moe_combine(sent, results, shares);                // as x
+//
+// Between the two calls tensors are plain, since the numbers of rows depend on values. Every expert gets all of its
+// tokens: there is no capacity. Source: Shazeer et al., Outrageously Large Neural Networks, 2017; the exchange as in
+// Lepikhin et al., GShard, 2020.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace dtensor {
+
+namespace internal {
+struct ExpertRoute;  // experts.cc
+}  // namespace internal
+
+// What the ranks of this process got; one entry per mesh.local_ranks() in each list of tensors.
+struct ExpertTokens {
+  std::vector<at::Tensor> rows;                  // [received, width], sorted by expert; may have no rows
+  std::vector<at::Tensor> offsets;               // int32 [local experts]: the end of each one's rows, for _grouped_mm
+  std::vector<std::vector<int64_t>> counts;      // rows of each local expert
+  std::vector<std::vector<at::Tensor>> weights;  // of each weight: [local experts, ...]
+  std::shared_ptr<const internal::ExpertRoute> route;
+};
+
+// Sends each token to the ranks of its experts. tokens: [..., width], each sharded by some dim other than the last over
+// `mesh_dim`, and sharded likewise or replicated over other mesh dims. expert_ids: integers [..., k]; redistributed to
+// the layout of `tokens` where it has another one. weights: one or more of the experts, [number of experts, ...] each;
+// redistributed, as of fully_shard(), where they are not Shard(0) over `mesh_dim`, which may leave ranks without
+// experts, and Replicate over other mesh dims. Besides, two collectives: an all_gather of one count per expert and
+// rank, and the all_to_all of the tokens, whose gradients come back in one more. All ranks must call backward alike.
+// Errors: (ValueError, TypeError) arguments and layouts other than these; (IndexError, on all ranks of the group) an id
+// that is no expert; NotImplementedError: this process has no data of the mesh.
+ExpertTokens moe_dispatch(const at::Tensor& tokens, const at::Tensor& expert_ids,
+                          const std::vector<at::Tensor>& weights, const std::string& mesh_dim);
+
+// Sends the experts' results back: [received, any width] for each entry of `sent.rows`. Returns, in the layout of the
+// tokens, the sum of the k results of each times `shares`, [..., k]; without shares their sum. Experts without rows,
+// and ranks without any, may be skipped: their weights get zeros as gradients, and all ranks still communicate alike.
+// Errors (ValueError): results of another number of rows; widths or dtypes that differ; shares of other sizes.
+at::Tensor moe_combine(const ExpertTokens& sent, const std::vector<at::Tensor>& results, const at::Tensor& shares = {});
+
+}  // namespace dtensor
