@@ -24,11 +24,8 @@
 #include "dtensor/ghost_width.h"
 #include "dtensor/grad_scaler.h"
 #include "dtensor/gradient_bucket_limit.h"
-<<<<<<< HEAD
 #include "dtensor/head_tail.h"
-=======
 #include "dtensor/kv_cache.h"
->>>>>>> 8c65897 (Add KVCache and SequenceSlots for continuous batching)
 #include "dtensor/meta_device.h"
 #include "dtensor/mixed_precision.h"
 #include "dtensor/optimize_layouts.h"
