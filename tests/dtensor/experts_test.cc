@@ -2,6 +2,7 @@
 // one all_to_all each way. Runs in one process with four ranks, and in four processes (//tests/processes).
 #include "dtensor/experts.h"
 
+#include <torch/autograd.h>
 #include <torch/nn.h>
 
 #include <cstdlib>
@@ -30,7 +31,7 @@ constexpr int64_t kWidth = 5, kHidden = 7;
 Tensor numbers(c10::IntArrayRef sizes, double phase) {
   int64_t numel = 1;
   for (const int64_t size : sizes) numel *= size;
-  return (torch::arange(numel, torch::kDouble) * 1.7 + phase).sin().view(sizes);
+  return (torch::arange(numel, torch::kDouble) * 1.7 + phase).sin().view(sizes).clone();
 }
 
 struct Layer {
@@ -216,6 +217,50 @@ TEST_CASE("ids and weights in other layouts than the tokens are redistributed, w
   CHECK(torch::allclose(full_tensor(y), x * shares.sum(-1, true)));
   y.square().sum().backward();
   CHECK(torch::allclose(full_tensor(weights.grad()), shares.grad()));
+}
+
+TEST_CASE("gradients of gradients of the tokens are those of one device", "[experts]") {
+  const DeviceMesh mesh(world(), {4}, {"ep"});
+  const Layer plain(4), layer(plain, mesh, {Shard(0)});
+  const Tensor x = numbers({6, kWidth}, 4).requires_grad_();
+  const Tensor distributed = distribute_tensor(x.detach(), mesh, {Shard(0)}).requires_grad_();
+  const auto penalty = [](const Tensor& y, const Tensor& of) {
+    return torch::autograd::grad({y.square().sum()}, {of}, {}, std::nullopt, /*create_graph=*/true)[0].square().sum();
+  };
+  penalty(on_one_device(x, plain, 2, {}), x).backward();
+  penalty(on_mesh(distributed, layer, 2, {}), distributed).backward();
+  CHECK(torch::allclose(full_tensor(distributed.grad()), x.grad(), 1e-10, 1e-12));
+  CHECK(torch::allclose(full_tensor(layer.up.grad()), plain.up.grad(), 1e-10, 1e-12));
+}
+
+struct LayerModule : torch::nn::Module {
+  explicit LayerModule(const Layer& values) : layer(values) {
+    register_parameter("router", layer.router);
+    register_parameter("up", layer.up);
+    register_parameter("down", layer.down);
+  }
+  Layer layer;
+};
+
+TEST_CASE("experts of a fully sharded module give the gradients of one device", "[experts]") {
+  const DeviceMesh mesh(world(), {2, 2}, {"dp", "ep"});
+  const Layer plain(6);
+  LayerModule module((Layer(6)));
+  distribute_module(module, mesh, [](const std::string&, torch::nn::Module& m, const DeviceMesh& on) {
+    shard_parameter(m, "up", on, {Replicate(), Shard(0)});
+    shard_parameter(m, "down", on, {Replicate(), Shard(0)});
+  });
+  fully_shard(module, mesh, {.mesh_dim = "dp"});
+  const Tensor x = numbers({7, kWidth}, 4);
+  for (int step = 1; step <= 2; ++step) {  // the second adds to the gradients of the first
+    on_one_device(x, plain, 2, {}).square().sum().backward();
+    on_mesh(distribute_tensor(x, mesh, {Shard(0), Shard(0)}), module.layer, 2, {}).square().sum().backward();
+    for (const auto& [of_mesh, of_plain] :
+         {std::pair(module.layer.up, plain.up), {module.layer.down, plain.down}, {module.layer.router, plain.router}}) {
+      CHECK(DTensor(of_mesh.grad()).placements() == DTensor(of_mesh).placements());
+      CHECK(torch::allclose(full_tensor(of_mesh.grad()), of_plain.grad(), 1e-10, 1e-12));
+    }
+  }
 }
 
 TEST_CASE("offsets are the ends of the rows of each expert, and rows are sorted by expert", "[experts]") {
