@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/bincount.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/where.h>
@@ -63,8 +64,8 @@ void check_layout(const Spec& spec, int64_t dim) {
   }
 }
 
-// `t`: [..., k], a value per token and choice, in the layout of the tokens. k < 0: any.
-at::Tensor beside_tokens(const char* function, const char* name, const at::Tensor& t, const Spec& tokens, int64_t k) {
+// `t`: [..., k], a value per token and choice. k < 0: any.
+void check_beside_tokens(const char* function, const char* name, const at::Tensor& t, const Spec& tokens, int64_t k) {
   const Spec& spec = *checked_layout(t, function).spec;
   TORCH_CHECK_VALUE(spec.mesh() == tokens.mesh(), "[", function, "] ", name, ": ", spec.to_string(),
                     " is on another mesh than the tokens, ", tokens.to_string());
@@ -74,7 +75,6 @@ at::Tensor beside_tokens(const char* function, const char* name, const at::Tenso
                     " must have the sizes of the tokens but for the last, the choices of a token",
                     k < 0 ? std::string() : c10::str(", of which there are ", k), "; the tokens are ",
                     tokens.to_string());
-  return redistribute_as(t, tokens.placements(), explicit_cause(function));
 }
 
 // counts[i][s][e]: rows that position s of the group of the i-th rank of this process sends to expert e.
@@ -103,9 +103,9 @@ ExpertCounts gather_counts(const std::vector<at::Tensor>& ids, int64_t num_exper
   for (size_t i = 0; i < all.size(); ++i) {
     auto& of_group = counts.emplace_back();
     const auto& members = call.group->members[call.group->group_of[call.ranks[i]]];
+    const at::Tensor here = at::cat(all[i]).cpu();
     for (size_t s = 0; s < members.size(); ++s) {
-      const at::Tensor here = all[i][s].cpu().contiguous();
-      const auto* values = here.const_data_ptr<int64_t>();
+      const auto* values = here.const_data_ptr<int64_t>() + static_cast<int64_t>(s) * (num_experts + 1);
       of_group.emplace_back(values, values + num_experts);
       TORCH_CHECK_INDEX(values[num_experts] == 0, "[moe_dispatch] expert_ids: rank ", members[s], " has ",
                         values[num_experts], " that are negative or not below the number of experts, ", num_experts);
@@ -162,19 +162,22 @@ std::vector<int64_t> expert_order(const std::vector<std::vector<int64_t>>& recei
   return order;
 }
 
-// The parts of an expert weight, of each rank of this process. Their gradients are added up over ranks with other
-// tokens.
-std::vector<at::Tensor> local_experts(const at::Tensor& weight, const Spec& tokens, int64_t dim, int64_t num_experts) {
+void check_weight(const at::Tensor& weight, const Spec& tokens, int64_t num_experts) {
   const Spec& spec = *checked_layout(weight, kDispatch).spec;
   TORCH_CHECK_VALUE(spec.mesh() == tokens.mesh(), "[moe_dispatch] weights: ", spec.to_string(),
                     " is on another mesh than the tokens, ", tokens.to_string());
   TORCH_CHECK_VALUE(spec.ndim() >= 1 && spec.sizes()[0] == num_experts && num_experts > 0,
                     "[moe_dispatch] weights: ", spec.to_string(),
-                    " must have the number of experts as its first size, above 0 and as the first ", "weight, ",
+                    " must have the number of experts as its first size, above 0 and as the first weight, ",
                     num_experts);
+}
+
+// The parts of an expert weight, of each rank of this process. Their gradients are added up over ranks with other
+// tokens.
+std::vector<at::Tensor> local_experts(const at::Tensor& weight, const Spec& tokens, int64_t dim) {
   if (is_leaf_parameter(weight)) keep_gradient_layout(weight);
   Placements whole, gradient;
-  for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
+  for (int64_t m = 0; m < tokens.mesh().ndim(); ++m) {
     whole.push_back(m == dim ? Shard(0) : Replicate());
     gradient.push_back(m == dim ? Shard(0) : tokens.placements()[m].is_sharded() ? Partial() : Replicate());
   }
@@ -200,11 +203,13 @@ ExpertTokens moe_dispatch(const at::Tensor& tokens, const at::Tensor& expert_ids
 
   TORCH_CHECK_VALUE(!weights.empty(),
                     "[moe_dispatch] weights is empty: at least one, [number of experts, ...], is expected");
-  ExpertTokens result;
   const int64_t num_experts = weights[0].dim() > 0 ? weights[0].size(0) : 0;
-  for (const at::Tensor& weight : weights) result.weights.push_back(local_experts(weight, *spec, dim, num_experts));
-  const at::Tensor own_ids = beside_tokens(kDispatch, "expert_ids", expert_ids, *spec, /*k=*/-1);
+  for (const at::Tensor& weight : weights) check_weight(weight, *spec, num_experts);
+  check_beside_tokens(kDispatch, "expert_ids", expert_ids, *spec, /*k=*/-1);
 
+  ExpertTokens result;
+  for (const at::Tensor& weight : weights) result.weights.push_back(local_experts(weight, *spec, dim));
+  const at::Tensor own_ids = redistribute_as(expert_ids, spec->placements(), explicit_cause(kDispatch));
   const PlainFactories plain;
   auto route = std::make_shared<ExpertRoute>();
   route->tokens = spec;
@@ -248,8 +253,7 @@ at::Tensor moe_combine(const ExpertTokens& sent, const std::vector<at::Tensor>& 
   TORCH_CHECK_VALUE(sent.route != nullptr, "[moe_combine] sent is empty: pass what moe_dispatch() returned");
   const ExpertRoute& route = *sent.route;
   const Spec& spec = *route.tokens;
-  at::Tensor own_shares;
-  if (shares.defined()) own_shares = beside_tokens(kCombine, "shares", shares, spec, route.choices);
+  if (shares.defined()) check_beside_tokens(kCombine, "shares", shares, spec, route.choices);
   const RowExchange back = sent_back(route.exchange, explicit_cause(kCombine));
   const PlainFactories plain;
   std::vector<at::Tensor> rows;
@@ -266,7 +270,7 @@ at::Tensor moe_combine(const ExpertTokens& sent, const std::vector<at::Tensor>& 
   for (const auto& of_weight : sent.weights) reached.insert(reached.end(), of_weight.begin(), of_weight.end());
   const std::vector<at::Tensor> returned = exchange_rows(rows, back, reached);
   std::vector<at::Tensor> of_choices;
-  if (shares.defined()) of_choices = to_local(own_shares);
+  if (shares.defined()) of_choices = to_local(redistribute_as(shares, spec.placements(), explicit_cause(kCombine)));
   std::vector<at::Tensor> locals;
   FromLocalOptions options;
   options.shape.emplace(spec.sizes().begin(), spec.sizes().end());

@@ -134,7 +134,7 @@ OneDevice run_plain(const LlamaConfig& config, const std::string& folder, const 
   BatchServer server(model, DeviceMesh(), options);
   const auto batched = server.serve(requests);
   OneDevice result;
-  result.seconds_per_token = server.steps().seconds / static_cast<double>(std::max<int64_t>(server.steps().tokens, 1));
+  result.seconds_per_token = server.steps().seconds / static_cast<double>(server.steps().tokens);
   for (size_t i = 0; i < requests.size(); ++i) {
     const bool same =
         answers[i].ids == batched[i].ids && answers[i].ids == examples::generate_alone(model, requests[i]);
@@ -166,6 +166,8 @@ int serve() {
   const LlamaConfig config = examples::read_config(folder);
   const auto requests =
       examples::parse_requests(shared(reports ? request_text(config) : "", mesh), config.vocab, options.capacity);
+  if (requests.empty())
+    throw UsageError(absl::StrCat("--requests ", absl::GetFlag(FLAGS_requests), ": there are none"));
   world.memory().reset_peak();
   Llama model = make_sharded(config, mesh);
   examples::load_weights(model, folder);
@@ -186,8 +188,7 @@ int serve() {
   if (!reports) return 0;
   const OneDevice one = run_plain(config, folder, options, requests, answers);
   out << absl::StrFormat("time per token: %.3f ms, on one device %.3f ms\n",
-                         1e3 * steps.seconds / static_cast<double>(std::max<int64_t>(steps.tokens, 1)),
-                         1e3 * one.seconds_per_token);
+                         1e3 * steps.seconds / static_cast<double>(steps.tokens), 1e3 * one.seconds_per_token);
   out << absl::StrFormat("greedy tokens of %d of %d requests are those of one device\n",
                          static_cast<int64_t>(requests.size()) - one.different, requests.size());
   return one.different == 0 ? 0 : 1;

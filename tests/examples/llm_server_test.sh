@@ -56,8 +56,6 @@ run --requests - <"$work/requests"
 check "requests from standard input" test $? = 0
 run
 check "random requests" prints '^greedy tokens of 8 of 8'
-run --requests - </dev/null
-check "no requests" prints '^greedy tokens of 0 of 0'
 
 echo '0 3 1 2 three' >"$work/wrong"
 check "a line that is no request" refuses "line 1: '0 3 1 2 three' is not STEP" --requests "$work/wrong"
@@ -66,6 +64,8 @@ check "an unknown id" refuses 'id 259 is not below the vocabulary of 259' --requ
 echo '0 50 1' >"$work/wrong"
 check "too many tokens" refuses '1 tokens and 50 new ones are more than the capacity, 48' --requests "$work/wrong"
 check "no such file" refuses '--requests .*: it cannot be read' --requests "$work/nothing"
+: >"$work/wrong"
+check "no requests" refuses '--requests .*: there are none' --requests "$work/wrong"
 check "no slots" refuses '--slots 0: must be at least 1' --slots 0
 sed -i 's/"hidden_size": 64/"hidden_size": "wide"/' "$model/config.json"
 check "a config with text for a number" refuses '"hidden_size" is "wide"' --requests "$work/requests"
