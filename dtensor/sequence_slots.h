@@ -4,7 +4,7 @@
 //   SequenceSlots slots(/*slots=*/4, /*capacity=*/256);
 //   const int64_t slot = *slots.join();
 //   const GenerationStep step = slots.step({5, 0, 0, 0}, /*columns=*/8);   // 5 tokens of the new sequence, padded to 8
-//   const at::Tensor scores = model->forward(ids, step, caches);           // ids: [4, 8]; KVCache (kv_cache.h) per layer
+//   const at::Tensor scores = model->score_next(ids, step, caches);        // ids: [4, 8]; a KVCache (kv_cache.h) per layer
 //   slots.advance(step);                                                   // the sequence has 5 tokens now
 //
 // Source: Yu et al., Orca: A Distributed Serving System for Transformer-Based Generative Models, OSDI 2022.

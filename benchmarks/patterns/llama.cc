@@ -69,7 +69,7 @@ Pattern llama_generation(const DeviceMesh& mesh, int64_t scale) {
     const at::NoGradGuard no_grad;
     const MeshScope scope(mesh);
     const GenerationStep step = state->slots.step(std::vector<int64_t>(kBatch, state->ids.size(1)));
-    state->ids = state->model->forward(state->ids, step, state->caches).argmax(-1, /*keepdim=*/true);
+    state->ids = state->model->score_next(state->ids, step, state->caches).argmax(-1, /*keepdim=*/true);
     state->slots.advance(step);
   };
   const auto by_hand = [&](int64_t tokens) {

@@ -142,8 +142,8 @@ class LlamaImpl : public torch::nn::Module {
 
   // ids: [slots, columns], new tokens -> scores [slots, vocab] for the token after the last one of each slot. `caches`:
   // one per layer, of the tokens before, to which these are added.
-  torch::Tensor forward(const torch::Tensor& ids, const dtensor::GenerationStep& step,
-                        std::vector<dtensor::KVCache>& caches) {
+  torch::Tensor score_next(const torch::Tensor& ids, const dtensor::GenerationStep& step,
+                           std::vector<dtensor::KVCache>& caches) {
     const auto exact = position_options();
     LlamaBlockImpl::Tokens at;
     set_angles(at, step.positions.unsqueeze(1).unsqueeze(-1).to(exact.dtype()) * frequencies(exact));

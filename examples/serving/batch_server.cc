@@ -33,7 +33,7 @@ std::vector<int64_t> BatchServer::next_ids(const std::vector<int64_t>& counts, i
     ids = ids.to(model_->head->weight.device());
   }
   const dtensor::GenerationStep step = slots_.step(counts, columns, ids.device());
-  torch::Tensor best = model_->forward(ids, step, caches_).argmax(-1);
+  torch::Tensor best = model_->score_next(ids, step, caches_).argmax(-1);
   if (mesh_.defined()) best = dtensor::full_tensor(best);
   best = best.cpu();
   slots_.advance(step);

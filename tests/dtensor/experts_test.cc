@@ -2,6 +2,7 @@
 // one all_to_all each way. Runs in one process with four ranks, and in four processes (//tests/processes).
 #include "dtensor/experts.h"
 
+#include <ATen/ops/_grouped_mm.h>
 #include <torch/autograd.h>
 #include <torch/nn.h>
 
@@ -282,6 +283,20 @@ TEST_CASE("offsets are the ends of the rows of each expert, and rows are sorted 
     CHECK(torch::equal(sent.offsets[i], torch::tensor({2, 4}, torch::kInt)));
     CHECK(sent.counts[i] == std::vector<int64_t>{2, 2});
   }
+}
+
+TEST_CASE("_grouped_mm of a rank's rows, weights and offsets is the product of each row with its expert", "[experts]") {
+  const DeviceMesh mesh(world(), {4}, {"ep"});
+  const Tensor x = numbers({10, 16}, 1).to(torch::kFloat), w = numbers({6, 16, 8}, 2).to(torch::kFloat);
+  const Tensor ids = torch::arange(10).remainder(4).view({10, 1});  // some experts, and the last rank, have no rows
+  const ExpertTokens sent =
+      moe_dispatch(distribute_tensor(x, mesh, {Shard(0)}), distribute_tensor(ids, mesh, {Shard(0)}),
+                   {distribute_tensor(w, mesh, {Shard(0)})}, "ep");
+  std::vector<Tensor> results;
+  for (size_t i = 0; i < sent.rows.size(); ++i)
+    results.push_back(at::_grouped_mm(sent.rows[i], sent.weights[0][i], sent.offsets[i]));
+  const Tensor expected = x.unsqueeze(1).matmul(w.index_select(0, ids.view(-1))).squeeze(1);
+  CHECK(torch::allclose(full_tensor(moe_combine(sent, results)), expected, 1e-5, 1e-5));
 }
 
 TEST_CASE("arguments that do not fit are errors that name them", "[experts]") {

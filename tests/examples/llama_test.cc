@@ -132,7 +132,7 @@ struct Generation {
 
   torch::Tensor next(const torch::Tensor& ids) {
     const GenerationStep step = slots.step(std::vector<int64_t>(static_cast<size_t>(ids.size(0)), ids.size(1)));
-    const auto best = model->forward(ids, step, caches).argmax(-1, /*keepdim=*/true);
+    const auto best = model->score_next(ids, step, caches).argmax(-1, /*keepdim=*/true);
     slots.advance(step);
     return best;
   }
