@@ -20,6 +20,10 @@
 #include "dtensor/sequence_slots.h"
 #include "mesh/device_mesh.h"
 
+namespace dtensor {
+struct ParallelPlan;
+}
+
 namespace examples {
 
 struct LlamaConfig {
@@ -131,13 +135,19 @@ class LlamaImpl : public torch::nn::Module {
 
   // ids: [batch, length] -> scores [batch, length, vocab].
   torch::Tensor forward(const torch::Tensor& ids) {
-    const int64_t length = ids.size(1);
+    return head(norm(run_blocks(embedded(ids), 0, blocks->size())));
+  }
+
+  // The blocks from `first` to before `end`, as in forward(); x: [batch, length, width].
+  torch::Tensor run_blocks(torch::Tensor x, size_t first, size_t end) {
+    const int64_t length = x.size(1);
     const auto exact = position_options();
     LlamaBlockImpl::Tokens at;
     set_angles(at, torch::outer(torch::arange(length, exact), frequencies(exact)));
     // With one position nothing is masked.
     if (length > 1) at.mask = torch::full({length, length}, -INFINITY, value_options()).triu(1);
-    return head(norm(through_blocks(ids, at, nullptr)));
+    for (size_t i = first; i < end; ++i) x = blocks[i]->as<LlamaBlock>()->forward(x, at, nullptr);
+    return x;
   }
 
   // ids: [slots, columns], new tokens -> scores [slots, vocab] for the token after the last one of each slot. `caches`:
@@ -149,7 +159,8 @@ class LlamaImpl : public torch::nn::Module {
     set_angles(at, step.positions.unsqueeze(1).unsqueeze(-1).to(exact.dtype()) * frequencies(exact));
     at.mask = torch::zeros(step.mask.sizes(), value_options()).masked_fill(step.mask.logical_not(), -INFINITY);
     at.step = &step;
-    const auto x = through_blocks(ids, at, &caches);
+    auto x = embedded(ids);
+    for (size_t i = 0; i < blocks->size(); ++i) x = blocks[i]->as<LlamaBlock>()->forward(x, at, &caches[i]);
     const auto last = step.last.view({-1, 1, 1}).expand({-1, 1, config.width});
     return head(norm(x.gather(1, last).squeeze(1)));
   }
@@ -175,13 +186,8 @@ class LlamaImpl : public torch::nn::Module {
     at.sine = angles.sin().to(value_options().dtype());
   }
 
-  torch::Tensor through_blocks(const torch::Tensor& ids, const LlamaBlockImpl::Tokens& at,
-                               std::vector<dtensor::KVCache>* caches) {
-    auto x = config.settle ? config.settle(tokens(ids)) : tokens(ids);
-    for (size_t i = 0; i < blocks->size(); ++i) {
-      x = blocks[i]->as<LlamaBlock>()->forward(x, at, caches == nullptr ? nullptr : &(*caches)[i]);
-    }
-    return x;
+  torch::Tensor embedded(const torch::Tensor& ids) {
+    return config.settle ? config.settle(tokens(ids)) : tokens(ids);
   }
 };
 TORCH_MODULE(Llama);
@@ -189,5 +195,10 @@ TORCH_MODULE(Llama);
 // For distribute_module(): tables and column-parallel layers by rows of the weight over "tp", row-parallel ones by its
 // columns, everything else replicated.
 void shard_llama(const std::string& path, torch::nn::Module& module, const dtensor::DeviceMesh& mesh);
+
+// For parallelize_module() over "tp": the same layouts as styles. With `sequence`, activations between the layers are
+// sharded by positions, and what was an all-reduce is a reduce-scatter and an all-gather. Source: Korthikanti et al.,
+// Reducing Activation Recomputation in Large Transformer Models, 2022.
+dtensor::ParallelPlan llama_styles(bool sequence = false);
 
 }  // namespace examples
