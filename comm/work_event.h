@@ -1,4 +1,4 @@
-// One record per operator that multiplies matrices: how much of the work a rank does.
+// One record per operator that has run: how much of the work a rank does.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,14 @@ namespace dtensor::internal {
 // Reported to the listeners of the current thread's scope, when the operator has run.
 struct WorkEvent {
   std::string op;  // "aten::mm"
-  std::string module_path;
+  std::string module_path;  // of matrix products
   bool backward = false;
   int64_t ranks = 1;  // of the mesh
-  // Floating-point operations, two per product that is added to a sum: of the rank that does most, and of one device
-  // that would do all.
+  // Floating-point operations of matrix products, two per product that is added to a sum: of the rank that does most,
+  // and of one device that would do all. 0 for other operators.
   double flops = 0;
   double whole_flops = 0;
+  int64_t bytes = 0;  // that the rank reads and writes; 0 for views, and where it is not known
 };
 
 }  // namespace dtensor::internal

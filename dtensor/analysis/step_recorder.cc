@@ -10,6 +10,7 @@
 #include "comm/comm_call.h"
 #include "comm/scope.h"
 #include "comm/work_event.h"
+#include "dtensor/analysis/group_level.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/step_decider.h"
 #include "mesh/memory_meter.h"
@@ -19,12 +20,6 @@
 
 namespace dtensor::internal {
 namespace {
-
-bool crosses_nodes(const Group& group, int64_t ranks_per_node) {
-  return std::any_of(group.members.begin(), group.members.end(), [&](const std::vector<int64_t>& members) {
-    return members.front() / ranks_per_node != members.back() / ranks_per_node;
-  });
-}
 
 class Recorder final : public StepDecider, public CommListener {
  public:

@@ -19,7 +19,7 @@
 #include "dtensor/dispatch/internal/typed_kernels.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
-#include "dtensor/dispatch/report_flops.h"
+#include "dtensor/dispatch/report_work.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/gradients/leaf_group.h"
 #include "dtensor/layout_cache/storage_cache.h"
@@ -225,7 +225,7 @@ std::vector<RankTensors> run_decided(const OpInfo& info, const Decided& decided,
                                      c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals) {
   auto outputs = run_local(info, *decided.decision, in, args, locals, decided.made_now);
   keep(in, decided);
-  report_flops(info, *decided.decision, in, args);
+  report_work(info, *decided.decision, in, args);
   return outputs;
 }
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/dispatch/report_flops.h"
+#include "dtensor/dispatch/report_work.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"

@@ -20,7 +20,7 @@
 
 #include "comm/scope.h"
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/dispatch/report_flops.h"
+#include "dtensor/dispatch/report_work.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/rank_summaries.h"

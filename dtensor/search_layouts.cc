@@ -1,0 +1,294 @@
+#include "dtensor/search_layouts.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "absl/algorithm/container.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "mesh/world.h"
+#include "plan/plan_text.h"
+
+namespace dtensor {
+using namespace internal;
+
+namespace {
+
+constexpr int64_t kExplained = 3;  // candidates that explain() compares with the best
+
+// Appends all ways to write `ranks` as a product of `dims` sizes, in the order of the sizes.
+void append_shapes(int64_t ranks, size_t dims, std::vector<int64_t>& shape, std::vector<std::vector<int64_t>>& shapes) {
+  if (dims == 1) {
+    shapes.push_back(shape);
+    shapes.back().push_back(ranks);
+    return;
+  }
+  for (int64_t size = 1; size <= ranks; ++size) {
+    if (ranks % size != 0) continue;
+    shape.push_back(size);
+    append_shapes(ranks / size, dims - 1, shape, shapes);
+    shape.pop_back();
+  }
+}
+
+// All combinations of one value per setting.
+std::vector<NamedNumbers> combinations(const SearchLayoutsOptions& options) {
+  std::vector<NamedNumbers> all = {{}};
+  for (const auto& [name, values] : options.settings) {
+    std::vector<NamedNumbers> longer;
+    for (const NamedNumbers& before : all) {
+      for (const int64_t value : values) {
+        longer.push_back(before);
+        longer.back().emplace_back(name, value);
+      }
+    }
+    all = std::move(longer);
+  }
+  return all;
+}
+
+void check_options(const SearchLayoutsOptions& o) {
+  TORCH_CHECK_VALUE(o.ranks >= 1, "[search_layouts] ranks is ", o.ranks, "; it must be at least 1");
+  TORCH_CHECK_VALUE(!o.mesh_dims.empty(), "[search_layouts] mesh_dims is empty; name the dims, as {\"dp\", \"tp\"}");
+  absl::flat_hash_set<std::string> names;
+  const auto add = [&](const std::string& name) {
+    TORCH_CHECK_VALUE(names.insert(name).second, "[search_layouts] '", name,
+                      "' is the name of two mesh dims or settings");
+  };
+  for (const std::string& name : o.mesh_dims) add(name);
+  for (const auto& [name, values] : o.settings) {
+    add(name);
+    TORCH_CHECK_VALUE(!values.empty(), "[search_layouts] the setting '", name, "' has no values to try");
+  }
+}
+
+DeviceMesh make_mesh(const std::vector<int64_t>& shape, const SearchLayoutsOptions& options) {
+  return DeviceMesh(World::abstract(options.ranks, options.device_type), shape, options.mesh_dims);
+}
+
+struct Arrangement {
+  std::vector<int64_t> shape;
+  NamedNumbers settings;
+};
+
+std::vector<Arrangement> allowed_arrangements(const SearchLayoutsOptions& options) {
+  std::vector<std::vector<int64_t>> shapes;
+  std::vector<int64_t> shape;
+  append_shapes(options.ranks, options.mesh_dims.size(), shape, shapes);
+  const std::vector<NamedNumbers> settings = combinations(options);
+  std::vector<Arrangement> allowed;
+  for (const auto& s : shapes) {
+    const DeviceMesh mesh = make_mesh(s, options);
+    for (const NamedNumbers& numbers : settings) {
+      if (!options.allows || options.allows({mesh, numbers})) allowed.push_back({s, numbers});
+    }
+  }
+  TORCH_CHECK_VALUE(!allowed.empty(), "[search_layouts] `allows` allows none of the ", shapes.size() * settings.size(),
+                    " choices");
+  TORCH_CHECK_VALUE(static_cast<int64_t>(allowed.size()) <= options.max_choices, "[search_layouts] there are ",
+                    allowed.size(), " choices, more than max_choices = ", options.max_choices,
+                    ": try fewer values, exclude some by `allows`, or raise it");
+  return allowed;
+}
+
+LayoutCandidate try_arrangement(const std::function<std::function<void()>(const LayoutChoice&)>& make_step,
+                                const Arrangement& a, const SearchLayoutsOptions& options) {
+  LayoutCandidate candidate;
+  for (size_t d = 0; d < a.shape.size(); ++d) candidate.mesh.emplace_back(options.mesh_dims[d], a.shape[d]);
+  candidate.settings = a.settings;
+  const DeviceMesh mesh = make_mesh(a.shape, options);
+  if (options.cost_model) set_cost_model(mesh.world(), *options.cost_model);
+  try {
+    const std::function<void()> step = make_step({mesh, a.settings});
+    step();
+    candidate.step = predict_step(step, mesh.world());
+    candidate.fits = candidate.step.peak_bytes <= options.max_bytes;
+  } catch (const c10::Error& e) {
+    candidate.failure = e.what_without_backtrace();
+  } catch (const std::exception& e) {
+    candidate.failure = e.what();
+  }
+  return candidate;
+}
+
+auto order_of(const LayoutCandidate& c) {
+  const int rank = c.fits ? 0 : c.failure.empty() ? 1 : 2;
+  return std::tuple(rank, c.fits ? c.step.seconds() : 0., c.step.peak_bytes);
+}
+
+// Seconds by what they are spent on.
+std::map<std::string, double> terms_of(const StepPrediction& step) {
+  std::map<std::string, double> terms = {{"matrix products", step.product_seconds},
+                                         {"other operators", step.operator_seconds}};
+  for (const PredictedCollectives& c : step.communication) {
+    terms[absl::StrCat(c.name(), c.between_nodes ? " between nodes" : "")] += c.seconds;
+  }
+  return terms;
+}
+
+std::string signed_seconds(double seconds) {
+  return absl::StrCat(seconds < 0 ? "-" : "+", seconds_text(std::abs(seconds)));
+}
+
+// "all_reduce(dp) +1.30 ms, matrix products -0.20 ms": the terms that make up most of the difference.
+std::string difference(const StepPrediction& best, const StepPrediction& other) {
+  std::map<std::string, double> terms = terms_of(other);
+  for (const auto& [name, seconds] : terms_of(best)) terms[name] -= seconds;
+  std::vector<std::pair<std::string, double>> largest(terms.begin(), terms.end());
+  absl::c_stable_sort(largest, [](const auto& a, const auto& b) { return std::abs(a.second) > std::abs(b.second); });
+  const double least = largest.front().second == 0 ? 0 : std::abs(largest.front().second) / 20;
+  std::vector<std::string> parts;
+  for (const auto& [name, seconds] : largest) {
+    if (std::abs(seconds) > least && parts.size() < 4)
+      parts.push_back(absl::StrCat(name, " ", signed_seconds(seconds)));
+  }
+  return parts.empty() ? "the same terms" : absl::StrJoin(parts, ", ");
+}
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+// Columns as wide as their longest entry.
+std::string table_text(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths(rows.front().size());
+  for (const auto& row : rows) {
+    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line = " ";
+    for (size_t c = 0; c < row.size(); ++c) absl::StrAppendFormat(&line, " %-*s ", static_cast<int>(widths[c]), row[c]);
+    absl::StrAppend(&text, line.substr(0, line.find_last_not_of(' ') + 1), "\n");
+  }
+  return text;
+}
+
+using Json = nlohmann::ordered_json;
+
+Json json_of(const NamedNumbers& numbers) {
+  Json json = Json::object();
+  for (const auto& [name, value] : numbers) json[name] = value;
+  return json;
+}
+
+Json json_of(const PredictedCollectives& c) {
+  return {{"collective", std::string(to_string(c.collective))},
+          {"mesh_dims", c.mesh_dims},
+          {"between_nodes", c.between_nodes},
+          {"count", c.count},
+          {"bytes", c.bytes},
+          {"seconds", c.seconds}};
+}
+
+Json json_of(const LayoutCandidate& c) {
+  Json json{{"mesh", json_of(c.mesh)}, {"settings", json_of(c.settings)}, {"fits", c.fits}};
+  if (!c.failure.empty()) {
+    json["failure"] = c.failure;
+    return json;
+  }
+  const StepPrediction& s = c.step;
+  json.update(Json{{"seconds", s.seconds()},
+                   {"product_seconds", s.product_seconds},
+                   {"operator_seconds", s.operator_seconds},
+                   {"communication_seconds", s.communication_seconds()},
+                   {"flops", s.flops},
+                   {"memory_traffic", s.memory_traffic},
+                   {"live_bytes", s.live_bytes},
+                   {"peak_bytes", s.peak_bytes},
+                   {"communication", Json::array()}});
+  for (const PredictedCollectives& row : s.communication) json["communication"].push_back(json_of(row));
+  return json;
+}
+
+}  // namespace
+
+int64_t LayoutChoice::setting(const std::string& name) const {
+  std::vector<std::string> names;
+  for (const auto& [known, value] : settings) {
+    if (known == name) return value;
+    names.push_back(known);
+  }
+  TORCH_CHECK_VALUE(false, "[LayoutChoice::setting] there is no setting '", name,
+                    "', only: ", absl::StrJoin(names, ", "));
+}
+
+std::string LayoutCandidate::name() const {
+  std::vector<std::string> parts;
+  for (const auto* numbers : {&mesh, &settings}) {
+    for (const auto& [name, value] : *numbers) parts.push_back(absl::StrCat(name, "=", value));
+  }
+  return absl::StrJoin(parts, " ");
+}
+
+const LayoutCandidate& LayoutSearch::best() const {
+  TORCH_CHECK_VALUE(!candidates.empty(), "[LayoutSearch::best] there are no candidates");
+  const LayoutCandidate& first = candidates.front();
+  TORCH_CHECK_VALUE(first.failure.empty(), "[LayoutSearch::best] every choice failed; ", first.name(), ": ",
+                    first.failure);
+  TORCH_CHECK_VALUE(first.fits, "[LayoutSearch::best] no choice fits: ", first.name(), " needs least, ",
+                    bytes_text(first.step.peak_bytes), " of ", bytes_text(max_bytes));
+  return first;
+}
+
+std::string LayoutSearch::explain(int64_t most) const {
+  std::string text;
+  std::vector<const LayoutCandidate*> fitting, large, failed;
+  for (const LayoutCandidate& c : candidates) (c.fits ? fitting : c.failure.empty() ? large : failed).push_back(&c);
+  if (!fitting.empty()) {
+    const StepPrediction& best = fitting[0]->step;
+    absl::StrAppendFormat(&text, "best of %d: %s, %s a step, at most %s on a rank\n", candidates.size(),
+                          fitting[0]->name(), seconds_text(best.seconds()), bytes_text(best.peak_bytes));
+    std::vector<std::vector<std::string>> rows = {
+        {"choice", "time", "matrix products", "other operators", "communication", "peak memory"}};
+    for (size_t i = 0; i < fitting.size() && static_cast<int64_t>(i) < most; ++i) {
+      const StepPrediction& s = fitting[i]->step;
+      rows.push_back({fitting[i]->name(), seconds_text(s.seconds()), seconds_text(s.product_seconds),
+                      seconds_text(s.operator_seconds), seconds_text(s.communication_seconds()),
+                      bytes_text(s.peak_bytes)});
+    }
+    absl::StrAppend(&text, table_text(rows));
+    for (size_t i = 1; i < fitting.size() && static_cast<int64_t>(i) <= kExplained; ++i) {
+      absl::StrAppendFormat(&text, "%s takes %s more: %s\n", fitting[i]->name(),
+                            seconds_text(fitting[i]->step.seconds() - best.seconds()),
+                            difference(best, fitting[i]->step));
+    }
+  }
+  if (!large.empty()) {
+    absl::StrAppendFormat(&text, "%d need more than %s, of which %s needs least: %s\n", large.size(),
+                          bytes_text(max_bytes), large[0]->name(), bytes_text(large[0]->step.peak_bytes));
+  }
+  for (const LayoutCandidate* c : failed) {
+    absl::StrAppendFormat(&text, "%s failed: %s\n", c->name(), first_line(c->failure));
+  }
+  return text;
+}
+
+std::string LayoutSearch::to_json() const {
+  Json json{{"max_bytes", max_bytes}, {"candidates", Json::array()}};
+  for (const LayoutCandidate& c : candidates) json["candidates"].push_back(json_of(c));
+  return json.dump(2);
+}
+
+LayoutSearch search_layouts(const std::function<std::function<void()>(const LayoutChoice&)>& make_step,
+                            const SearchLayoutsOptions& options) {
+  check_options(options);
+  LayoutSearch search;
+  search.max_bytes = options.max_bytes;
+  const std::vector<Arrangement> arrangements = allowed_arrangements(options);
+  for (const Arrangement& arrangement : arrangements) {
+    search.candidates.push_back(try_arrangement(make_step, arrangement, options));
+    if (options.progress) {
+      options.progress(static_cast<int64_t>(search.candidates.size()), static_cast<int64_t>(arrangements.size()));
+    }
+  }
+  absl::c_stable_sort(search.candidates, [](const auto& a, const auto& b) { return order_of(a) < order_of(b); });
+  return search;
+}
+
+}  // namespace dtensor
