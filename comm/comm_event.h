@@ -38,7 +38,7 @@ void count_collective(Collective c);
 struct CommCause {
   std::string op;           // "aten::mm", or the API function that was called: "redistribute", "full_tensor", ...
   std::string argument;     // the argument of `op` that was redistributed, "" where there is none
-  std::string module_path;  // "layers.0.attn.wq", "" outside modules
+  std::string module_path;  // "layers.0.attn.wq", "after layers.0.attn.wq", "" if not known
   bool implicit = true;     // inserted by the engine, not asked for by the user
 };
 
@@ -78,7 +78,7 @@ class CommListener {
   // In place of the on_call() after it, where there is none: a listener that was asked after this one threw, so that
   // nothing was sent, or the communication failed (seconds > 0).
   virtual void on_failed(const CommEvent& /*event*/, const CommView& /*view*/) noexcept {}
-  // An operator that multiplies matrices has run.
+  // An operator has run.
   virtual void on_work(const WorkEvent& /*event*/) {}
   // An operator took an input from a cache. Called only if wants_reuse().
   virtual void on_reuse(const ReuseEvent& /*event*/) {}
