@@ -187,16 +187,20 @@ void name_tensors(torch::nn::Module& module, const Names& before) {
   }
 }
 
-// The groups that `module` has parameters of are gathered ahead, in the order in which they were made.
+// The groups that `module` has parameters of are gathered ahead, in the order in which they were made. Those whose
+// module contains other groups stay gathered, and are used between these: they begin no gather, and of them only the
+// last one, of `module` itself, is gathered ahead.
 void gather_in_order(const torch::nn::Module& module) {
   std::map<int64_t, std::shared_ptr<ParameterGroup>> groups;
   for (const at::Tensor& p : module.parameters()) {
     if (const auto group = is_dtensor(p) ? parameter_group_of(p) : nullptr) groups[group->number()] = group;
   }
   std::vector<std::weak_ptr<ParameterGroup>> in_order;
-  for (const auto& [number, group] : groups) in_order.push_back(group);
+  for (const auto& [number, group] : groups) {
+    if (!group->contains_groups() || number == groups.rbegin()->first) in_order.push_back(group);
+  }
   const auto order = std::make_shared<GatherOrder>(std::move(in_order));
-  for (const auto& [number, group] : groups) group->set_order(order);
+  for (const auto& [number, group] : groups) group->set_order(group->contains_groups() ? nullptr : order);
 }
 
 }  // namespace
@@ -223,12 +227,13 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
     if (p.tensor.dim() > 0) members.push_back(p.tensor);
   }
   const auto leaves = std::make_shared<const LeafGroup>(members, options.mixed_precision.reduce_dtype);
-  const bool is_kept = contains_groups || !options.reshard_after_forward;
-  const auto group = std::make_shared<ParameterGroup>(leaves, dim, is_kept, options.mixed_precision.param_dtype);
+  const auto group = std::make_shared<ParameterGroup>(leaves, dim, contains_groups, options.reshard_after_forward,
+                                                      options.mixed_precision.param_dtype);
   for (const at::Tensor& p : members) {
     change_module_traits(p, [&](ModuleTraits& traits) {
       traits.group = group;
       traits.leaves = leaves;
+      traits.cast_of = std::nullopt;
     });
   }
   if (options.prefetch) gather_in_order(module);

@@ -14,15 +14,20 @@
 // With mixed_precision = {.param_dtype = at::kBFloat16} parameters, their gradients and the optimizer's states keep
 // their dtype, and each rank casts its parts of floating-point parameters before they are gathered. An operator of the
 // program that takes such a parameter and other tensors, and is one of those that follow styles (parallelize_module.h),
-// takes all of its floating-point tensors with dims in that dtype, but under autocast, which chooses the dtypes itself,
-// and in batch norm, whose statistics stay as they are. Every other operator takes the gathered values, which are
-// rounded to param_dtype, in the dtype that the parameter has for it. A cast of a parameter to param_dtype is gathered
-// with the group until it or the parameter is written to, and alone after that.
+// takes all of its floating-point tensors with dims in that dtype, except under autocast, which chooses the dtypes
+// itself, and in batch norm, whose statistics stay as they are. A parallel style moves its input before that cast.
+// Every other operator takes the gathered values, which are rounded to param_dtype, in the dtype that the parameter has
+// for it: a whole copy for the time of the call. Each use in forward makes a cast of the parts, which autograd may
+// save. A cast of a parameter to param_dtype is gathered with the group until it or the parameter is written to, and
+// alone after that. reduce_dtype holds for the gradients that backward() reduces together, and for reduce_gradients().
 //
 // With prefetch = true, when operators begin to use a group of the module, the gather of the next one begins: in
-// forward in the order in which the program called fully_shard(), in backward in the reverse order. Two groups are
-// gathered at a time then, and groups used in another order are gathered more often. Operators wait for a group when
-// they use it. The gather goes on meanwhile where redistribute() with async_op does: not on GPUs yet.
+// forward in the order in which the program called fully_shard(), in backward in the reverse order. Groups whose module
+// contains others stay, begin no gather, and are gathered ahead only as the last one. Two groups are gathered at a time
+// then. Gathers are wasted where groups are used in another order, where backward takes no parameter of the next group
+// (a table, a first layer whose input needs no gradient), and with a checkpoint() over several groups. Operators wait
+// for a group when they use it. The gather goes on meanwhile where redistribute() with async_op does: not on GPUs yet.
+// One that a RedistributeMemoryLimit or ForbidWholeGather refuses is an error of the operator that began it.
 //
 // Source: torch.distributed.fsdp.fully_shard.
 #pragma once

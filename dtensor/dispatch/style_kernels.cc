@@ -23,13 +23,26 @@
 namespace dtensor::internal {
 namespace {
 
+// Autocast's kernel calls the operator once more from the top, which is no other call of the program.
+thread_local bool call_runs = false;
+
+struct CallRuns {
+  CallRuns() { call_runs = true; }
+  ~CallRuns() { call_runs = false; }
+  CallRuns(const CallRuns&) = delete;
+  CallRuns& operator=(const CallRuns&) = delete;
+};
+
 void run_with_style(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   keys = keys & kBelowThatKey;
-  if (CompositeOpScope::current() != nullptr) return op.redispatchBoxed(keys, stack);
+  if (call_runs || CompositeOpScope::current() != nullptr) return op.redispatchBoxed(keys, stack);
   const bool is_view = op_info(op).is_view;
   const StyledCall styled(op, is_view, *stack);
   cast_to_param_dtype(op, is_view, *stack);
-  op.redispatchBoxed(keys, stack);
+  {
+    const CallRuns runs;
+    op.redispatchBoxed(keys, stack);
+  }
   styled.finish(*stack);
 }
 

@@ -136,16 +136,16 @@ class GradientBucket {
     for (const at::Tensor& other : group->leaves()) {
       if (other.requires_grad() && own.arrived.count(other.unsafeGetTensorImpl()) == 0) return;
     }
-    reduce(own.waiting, group->reduce_dtype());
+    reduce(own.waiting);
   }
 
   void reduce() {
-    reduce(waiting_, std::nullopt);
+    reduce(waiting_);
     bytes_ = 0;
   }
   // Those of incomplete groups, too.
   void reduce_all() {
-    for (OfGroup& g : groups_) reduce(g.waiting, g.group->reduce_dtype());
+    for (OfGroup& g : groups_) reduce(g.waiting);
     reduce();
   }
 
@@ -186,10 +186,10 @@ class GradientBucket {
     const auto known = std::find_if(groups_.begin(), groups_.end(), [&](const OfGroup& g) { return g.group == group; });
     return known == groups_.end() ? groups_.emplace_back(OfGroup{group, {}, {}}) : *known;
   }
-  static void reduce(std::vector<Waiting>& waiting, std::optional<c10::ScalarType> dtype) {
+  static void reduce(std::vector<Waiting>& waiting) {
     std::vector<at::Tensor> leaves;
     for (const Waiting& w : waiting) leaves.push_back(w.leaf);
-    if (!leaves.empty()) reduce_together(std::move(leaves), "gradient", /*implicit=*/true, dtype);
+    if (!leaves.empty()) reduce_together(std::move(leaves), "gradient", /*implicit=*/true);
     const c10::AutoGradMode no_grad(false);
     for (Waiting& w : waiting) {
       if (!w.put_aside.defined() || !w.leaf.grad().defined()) continue;
@@ -299,8 +299,7 @@ std::shared_ptr<DeferredWork> deferred_work(const std::function<std::shared_ptr<
   return bucket.late;
 }
 
-void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool implicit,
-                     std::optional<c10::ScalarType> dtype) {
+void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool implicit) {
   const c10::AutoGradMode no_grad(false);
   const auto is_ready = [](const at::Tensor& leaf) {  // or .grad was removed
     const at::Tensor& g = leaf.grad();
@@ -311,6 +310,8 @@ void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool
   std::vector<at::Tensor> gradients;
   std::vector<Layout> to;
   for (const at::Tensor& leaf : leaves) {
+    const auto group = leaf_group_of(leaf);
+    const auto dtype = group ? group->reduce_dtype() : std::nullopt;
     const bool is_cast = dtype && c10::isFloatingType(spec_of(leaf.grad())->dtype());
     gradients.push_back(is_cast ? cast_parts(leaf.grad(), *dtype) : leaf.grad());
     to.emplace_back(spec_of(leaf)->mesh(), spec_of(leaf)->placements());

@@ -14,11 +14,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <c10/core/ScalarType.h>
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -63,9 +61,8 @@ std::shared_ptr<DeferredWork> deferred_work(const std::function<std::shared_ptr<
 bool open_gradient(const at::Tensor& grad, const Placements& placements);
 
 // Redistributes the gradients of `leaves`, of one world, to the leaves' layouts: replaces .grad, or writes to the
-// memory of an open one. Leaves without a gradient, or with a plain one, are skipped. `op`: as CommCause::op. `dtype`:
-// in which floating-point gradients are reduced, and cast back; nullopt: in their own.
-void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool implicit,
-                     std::optional<c10::ScalarType> dtype = std::nullopt);
+// memory of an open one. Leaves without a gradient, or with a plain one, are skipped. `op`: as CommCause::op.
+// Floating-point gradients of a LeafGroup are reduced in its reduce_dtype, and cast back.
+void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool implicit);
 
 }  // namespace dtensor::internal

@@ -41,12 +41,13 @@ std::shared_ptr<ParameterGroup> parameter_group_of(const at::Tensor& t) {
   return traits ? traits->group : nullptr;
 }
 
-ParameterGroup::ParameterGroup(std::shared_ptr<const LeafGroup> parameters, int64_t mesh_dim, bool is_kept,
-                               std::optional<c10::ScalarType> param_dtype)
+ParameterGroup::ParameterGroup(std::shared_ptr<const LeafGroup> parameters, int64_t mesh_dim, bool contains_groups,
+                               bool reshard_after_forward, std::optional<c10::ScalarType> param_dtype)
     : number_(next_number++),
       parameters_(std::move(parameters)),
       mesh_dim_(mesh_dim),
-      is_kept_(is_kept),
+      contains_groups_(contains_groups),
+      is_kept_(contains_groups || !reshard_after_forward),
       param_dtype_(param_dtype) {}
 
 Placements ParameterGroup::gathered_layout(const at::Tensor& t) const {
@@ -79,25 +80,35 @@ at::Tensor ParameterGroup::in_parameter(const at::Tensor& t) const {
 }
 
 at::Tensor ParameterGroup::find_or_gather(const at::Tensor& own, const Placements& to) {
-  const DeviceMesh& mesh = spec_of(own)->mesh();
-  at::Tensor present = find_copy(own, to);
+  at::Tensor present;
+  try {
+    present = find_copy(own, to);
+  } catch (c10::Error& e) {  // of the gather that began ahead
+    e.add_context(c10::str("while gathering the parameters of ", module()));
+    throw;
+  }
+  const bool is_there = present.defined();
+  const std::vector<at::Tensor> parameters = parameters_->leaves();
+  const auto is_base = [&](const at::Tensor& p) {
+    return is_dtensor(p) && memory_of(p) == memory_of(own) && spec_of(p)->placements()[mesh_dim_].is_sharded() &&
+           can_derive(own, to, in_parameter(p), gathered_layout(p));
+  };
+  if (!is_there && std::none_of(parameters.begin(), parameters.end(), is_base)) return {};
   const bool begins = order_ != nullptr && order_->begins(*this);
-  const auto next = begins || (order_ != nullptr && !present.defined()) ? order_->next_of(*this) : nullptr;
-  if (!present.defined()) {
-    const std::vector<at::Tensor> parameters = parameters_->leaves();
-    const auto base = std::find_if(parameters.begin(), parameters.end(), [&](const at::Tensor& p) {
-      return is_dtensor(p) && memory_of(p) == memory_of(own) && spec_of(p)->placements()[mesh_dim_].is_sharded() &&
-             can_derive(own, to, in_parameter(p), gathered_layout(p));
-    });
-    if (base == parameters.end()) return {};
-    drop_others(mesh, next.get());
+  const auto next = order_ != nullptr && (begins || !is_there) ? order_->next_of(*this) : nullptr;
+  const DeviceMesh& mesh = spec_of(own)->mesh();
+  if (begins || !is_there) drop_others(mesh, next.get());
+  if (!is_there) {
     gather(mesh, /*ahead=*/false);
     present = find_copy(own, to);
-  } else if (begins) {
-    drop_others(mesh, next.get());
   }
   if (next) next->gather_ahead();
   return present;
+}
+
+std::string ParameterGroup::module() const {
+  const std::string path = common_module(parameters_->leaves());
+  return path.empty() ? "the model" : "'" + path + "'";
 }
 
 at::Tensor ParameterGroup::gathered(const at::Tensor& t) {
@@ -168,19 +179,18 @@ void ParameterGroup::gather(const DeviceMesh& mesh, bool ahead) {
     const Placements layout = gathered_layout(p);
     if (is_tied || memory_of(p)->user_may_write || !spec_of(p)->placements()[mesh_dim_].is_sharded()) continue;
     const at::Tensor own = in_parameter(p);
-    if (has_copy(own, layout)) continue;
+    if (!own.defined() || has_copy(own, layout)) continue;
     parameters.push_back(own);
     parts.push_back(cast_parts(p, spec_of(own)->dtype()));
     to.emplace_back(mesh, layout);
   }
   if (parts.empty()) return;
-  const std::string module = common_module(parameters_->leaves());
+  const CommCause cause{"gather", "parameters", common_module(parameters_->leaves()), /*implicit=*/false};
   std::vector<at::Tensor> copies;
   try {
-    copies = redistribute_below_autograd(parts, to, {"gather", "parameters", module, /*implicit=*/false},
-                                         {.async_op = ahead});
+    copies = redistribute_below_autograd(parts, to, cause, {.async_op = ahead});
   } catch (c10::Error& e) {
-    e.add_context(c10::str("while gathering the parameters of ", module.empty() ? "the model" : "'" + module + "'"));
+    e.add_context(c10::str("while gathering the parameters of ", module()));
     throw;
   }
   for (size_t i = 0; i < parameters.size(); ++i) keep_gathered(parameters[i], copies[i]);

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -30,12 +31,14 @@ class GatherOrder;
 
 class ParameterGroup {
  public:
-  // `parameters`: sharded over `mesh_dim` of one mesh. `is_kept`: the copies stay beside those of other groups, until
-  // the end of backward. `param_dtype`: that floating-point parameters are gathered in; nullopt: their own.
-  ParameterGroup(std::shared_ptr<const LeafGroup> parameters, int64_t mesh_dim, bool is_kept,
-                 std::optional<c10::ScalarType> param_dtype);
+  // `parameters`: sharded over `mesh_dim` of one mesh. Copies stay beside those of other groups, until the end of
+  // backward, where the group's module contains other groups, or without `reshard_after_forward`. `param_dtype`: that
+  // floating-point parameters are gathered in; nullopt: their own.
+  ParameterGroup(std::shared_ptr<const LeafGroup> parameters, int64_t mesh_dim, bool contains_groups,
+                 bool reshard_after_forward, std::optional<c10::ScalarType> param_dtype);
 
   int64_t number() const { return number_; }  // larger than that of groups made before
+  bool contains_groups() const { return contains_groups_; }
   bool is_kept() const { return is_kept_; }
   std::optional<c10::ScalarType> param_dtype() const { return param_dtype_; }
 
@@ -61,6 +64,7 @@ class ParameterGroup {
   // A handle of the memory of the parameter that `t` is a view or a cast of, in the dtype that is gathered: what cached
   // layouts are found by. Undefined: a cast that has not the parameter's present values.
   at::Tensor in_parameter(const at::Tensor& t) const;
+  std::string module() const;  // "'blocks.0'", of all parameters
   // On `mesh`, those that are not gathered. `ahead`: returns while they are arriving, where the transport can do that.
   void gather(const DeviceMesh& mesh, bool ahead);
   void gather_ahead();
@@ -70,7 +74,7 @@ class ParameterGroup {
   const int64_t number_;
   const std::shared_ptr<const LeafGroup> parameters_;
   const int64_t mesh_dim_;
-  const bool is_kept_;
+  const bool contains_groups_, is_kept_;
   const std::optional<c10::ScalarType> param_dtype_;
   std::shared_ptr<GatherOrder> order_;
 };

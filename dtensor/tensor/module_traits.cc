@@ -17,7 +17,9 @@ void keep_module_traits(const at::Tensor& from, const at::Tensor& to) {
   if (!is_dtensor(from)) return;
   const LocalStorage& source = *meta_without_sync(from).storage;
   LocalStorage& target = *meta_without_sync(to).storage;
-  if (!target.module_traits || target.module_traits->cast_of) target.module_traits = source.module_traits;
+  const bool is_cast = source.module_traits && source.module_traits->cast_of;  // `to` has other values
+  if (!target.module_traits || target.module_traits->cast_of)
+    target.module_traits = is_cast ? nullptr : source.module_traits;
   if (!target.style) target.style = source.style;
 }
 

@@ -212,6 +212,17 @@ TEST_CASE("fully_shard: gradients are reduced in reduce_dtype, and have the dtyp
     }
   }
   check_gradients(*model, *plain, 1e-5);
+  model->zero_grad();
+  plain->zero_grad();
+  {
+    const DelayGradientReduction delay;
+    model->forward(batch).square().sum().backward();
+  }
+  plain->forward(ids()).square().sum().backward();
+  CommDebugMode comm;
+  reduce_gradients(model->parameters());
+  CHECK(comm.bytes() < bytes_of(*model, 4));
+  check_gradients(*model, *plain, 1e-5);
 }
 
 TEST_CASE(
@@ -275,14 +286,29 @@ TEST_CASE(
   CHECK(are_close(of.layer->weight.grad(), of.plain->weight.grad()));
 }
 
-TEST_CASE("fully_shard: a cast that autocast has cached keeps its values when the parameter is written to") {
+TEST_CASE("fully_shard: a cast keeps its values when the parameter is written to, and set_data() gives it others") {
   LayerOfGroup of;
-  const Autocast autocast;
-  CHECK(are_close(of.layer(of.x), of.plain(of.input)));
+  const Tensor wide = of.x.to(torch::kBFloat16), plain_wide = of.input.to(torch::kBFloat16);
+  Tensor cast = of.layer->weight.detach().to(torch::kBFloat16), plain = of.plain->weight.detach().to(torch::kBFloat16);
+  CHECK(torch::equal(whole(torch::mm(wide, cast.t())), torch::mm(plain_wide, plain.t())));
   of.write_parameters();
-  CHECK(are_close(of.layer(of.x), of.plain(of.input)));
-  at::autocast::clear_cache();
-  CHECK(are_close(of.layer(of.x), of.plain(of.input)));
+  CHECK(torch::equal(whole(torch::mm(wide, cast.t())), torch::mm(plain_wide, plain.t())));
+  cast = of.layer->weight.detach().to(torch::kBFloat16);
+  plain = of.plain->weight.detach().to(torch::kBFloat16);
+  cast.set_data(cast + 2);
+  plain.set_data(plain + 2);
+  CHECK(torch::equal(whole(torch::mm(wide, cast.t())), torch::mm(plain_wide, plain.t())));
+}
+
+TEST_CASE("fully_shard: under autocast, which leaves float64 as it is, a product with a float64 parameter is float64") {
+  const DeviceMesh mesh(World::local(2), {2}, {"dp"});
+  torch::nn::Linear layer(torch::nn::LinearOptions(3, 3).bias(false));
+  layer->to(torch::kDouble);
+  fully_shard(*layer, mesh, {.mixed_precision = {.param_dtype = torch::kFloat}});
+  const Tensor x = ones({4, 3}, mesh, {Shard(0)}, {.dtype = torch::kDouble});
+  CHECK(torch::mm(x, layer->weight).scalar_type() == torch::kFloat);
+  const Autocast autocast;
+  CHECK(torch::mm(x, layer->weight).scalar_type() == torch::kDouble);
 }
 
 TEST_CASE("fully_shard: a cast that the program writes to, and views of casts, have their own values") {

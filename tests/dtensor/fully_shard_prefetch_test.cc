@@ -204,6 +204,18 @@ TEST_CASE("fully_shard: with prefetch blocks inside checkpoint() have the gradie
   check_gradients(sharded);
 }
 
+TEST_CASE("fully_shard: with prefetch a containing group that is used between blocks causes no further gathers") {
+  ShardedChain sharded;
+  CommDebugMode comm;
+  Tensor x = sharded.x;
+  for (size_t i = 0; i < kBlocks; ++i) {
+    x = sharded.model->block(i).forward(x);
+    x = x + torch::matmul(sharded.model->head(x), sharded.model->head->weight);
+  }
+  x.square().sum().backward();
+  CHECK(gathers(comm) == Gathers{{"blocks.0", 2}, {"blocks.1", 2}, {"blocks.2", 2}, {"blocks.3", 1}, {"head", 1}});
+}
+
 TEST_CASE("fully_shard: with prefetch blocks that are used in the reverse order have the right values") {
   ShardedChain sharded;
   Chain plain = make_chain();
