@@ -63,7 +63,7 @@ at::Tensor scores_of(const at::Tensor& queries, const at::Tensor& keys, const At
   return scores;
 }
 
-// exp(x - of) along the last dim; 0 where a query sees no key.
+// exp(x - logsumexp) along the last dim; 0 where a query sees no key.
 at::Tensor weights(const at::Tensor& x, const at::Tensor& logsumexp) {
   return x.sub(logsumexp.masked_fill(logsumexp.eq(-kInfinity), 0).unsqueeze(-1)).exp_();
 }
@@ -115,7 +115,7 @@ AttentionGradients gradients_of_tile(const at::Tensor& grad, const AttentionStat
           transposed_times(grad_scores, rows_of(queries, tile).to(dtype)), transposed_times(p, g)};
 }
 
-// What of `addend` has weight in the sum.
+// Adds the result for a tile's keys: both count by their share of the sum of exponentials.
 void combine(AttentionState& state, const AttentionState& addend, const AttentionTile& tile) {
   const at::Tensor out = rows_of(state.out, tile), logsumexp = rows_of(state.logsumexp, tile);
   const at::Tensor sum = at::logaddexp(logsumexp, addend.logsumexp);
