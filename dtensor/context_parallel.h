@@ -1,4 +1,4 @@
-// Attention over a sequence that is sharded over a mesh dim, without any rank having the whole of it.
+// Attention over a sequence that is sharded over a mesh dim, without gathering it on any rank.
 //
 //   ContextParallel scope("cp", {.method = ContextParallelMethod::kRing});
 //   auto y = torch::scaled_dot_product_attention(q, k, v, {}, 0., /*is_causal=*/true);   // [batch, heads, length, size]

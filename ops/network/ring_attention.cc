@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/scope.h"
-#include "dtensor/dispatch/report_flops.h"
+#include "dtensor/dispatch/report_work.h"
 #include "dtensor/head_tail.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/network/ring_turn.h"
