@@ -92,8 +92,8 @@ std::string fault_of(const ParallelStyle& style) {
   if (std::find(kStyleKinds.begin(), kStyleKinds.end(), style.kind) == kStyleKinds.end())
     return absl::StrCat("no style is called '", style.kind, "'; there are ", absl::StrJoin(kStyleKinds, ", "));
   if (const std::string missing = missing_layout(style); !missing.empty())
-    return absl::StrCat(style.kind, " has ", missing, ", in a file \"", style.kind == "PrepareInput" ? "in" : "out",
-                        "put\": \"S(0)\"");
+    return absl::StrCat(style.kind, " has ", missing, ", in a file ",
+                        style.kind == "PrepareInput" ? "\"input\": \"S(0)\"" : "\"output\": \"R\"");
   if (style.kind != "ParameterStyle" && !style.parameters.empty())
     return absl::StrCat(style.kind, " takes no placements of parameters, but has one of '",
                         style.parameters.front().name, "': use ParameterStyle");

@@ -13,8 +13,9 @@ namespace dtensor::internal {
 //   "layers.0.attn.wq"        a parameter or buffer of that module is an input, itself, transposed, reshaped or cast
 //   the path of the scope     else, in a ModulePath
 //   "after layers.0.attn.wq"  else: of the operators from which the inputs were computed, the last that read a
-//                             parameter read one of that module
-//   ""                        else, as without gradients
+//                             parameter that requires a gradient read one of that module. By the order of functions
+//                             made on one thread, and up to 1024 functions back
+//   ""                        else, as where gradients are not recorded
 // In backward the call counts as one of the operator whose gradient is computed. Only metadata is read. If nothing
 // listens to this thread, the parameters among the inputs and the scope decide alone.
 std::string module_of_call(c10::ArrayRef<at::Tensor> inputs);
