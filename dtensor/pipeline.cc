@@ -127,8 +127,8 @@ void Pipeline::Step::send_back(int64_t stage, int64_t m, const at::Tensor& gradi
   TORCH_CHECK_VALUE(gradient.defined(), "[Pipeline] micro-batch ", m, ": what stage ", stage,
                     " gives has no gradient for the stage's input: it does not depend on it, or was detached");
   Cell& before = at(stage - 1, m);
-  before.gradient =
-      redistribute(gradient, pipeline.stages_[stage - 1].mesh, without_partials(spec_of(before.root)->placements()));
+  before.gradient = redistribute(gradient, pipeline.stages_[stage - 1].mesh,
+                                 without_partials(spec_of(before.root)->placements()), kTransfer);
 }
 
 void Pipeline::Step::backward(int64_t stage, int64_t m) {
