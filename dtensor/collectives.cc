@@ -99,7 +99,7 @@ RankTensors gathered(const PlainCall& call, const RankTensors& tensors, const Co
                                  return Extent{whole.start(i, from), whole.sizes[i][from]};
                                },
                                [=](size_t i) { return whole.whole(i); },
-                               [=](size_t i) { return whole.most_lacking(i); }};
+                               [=](size_t i, int64_t unit) { return unit * whole.most_lacking(i); }};
   const auto forward = [=](const RankTensors& inputs) { return run(call, exchange, Collective::kAllGather, inputs); };
   return differentiable(tensors, forward,
                         [=](const RankTensors& grads) { return scattered_sums(call, grads, whole, ReduceOp::kSum); });
@@ -107,14 +107,15 @@ RankTensors gathered(const PlainCall& call, const RankTensors& tensors, const Co
 
 RankTensors scattered_sums(const PlainCall& call, const RankTensors& tensors, const Concatenation& whole, ReduceOp op) {
   const auto own = [=](size_t i) { return whole.sizes[i][call.position(i)]; };
-  const PlainExchange exchange{whole.dim,
-                               [=](size_t i, int64_t to) {
-                                 return Extent{whole.start(i, to), whole.sizes[i][to]};
-                               },
-                               [=](size_t i, int64_t) {
-                                 return Extent{0, own(i)};
-                               },
-                               own, [=](size_t i) { return whole.whole(i) * (call.size() - 1) / call.size(); }};
+  const PlainExchange exchange{
+      whole.dim,
+      [=](size_t i, int64_t to) {
+        return Extent{whole.start(i, to), whole.sizes[i][to]};
+      },
+      [=](size_t i, int64_t) {
+        return Extent{0, own(i)};
+      },
+      own, [=](size_t i, int64_t unit) { return unit * whole.whole(i) * (call.size() - 1) / call.size(); }};
   const auto forward = [=](const RankTensors& inputs) {
     return run(call, exchange, Collective::kReduceScatter, inputs, op);
   };
@@ -129,16 +130,17 @@ RankTensors scattered_sums(const PlainCall& call, const RankTensors& tensors, co
 // Splits: one list per owned rank; `even`: all sizes are equal, on all ranks.
 RankTensors exchanged(const PlainCall& call, const RankTensors& tensors, const std::vector<Sizes>& sent,
                       const std::vector<Sizes>& received, bool even) {
-  const PlainExchange exchange{0,
-                               [=](size_t i, int64_t to) {
-                                 return Extent{start_of(sent[i], to), sent[i][to]};
-                               },
-                               [=](size_t i, int64_t from) {
-                                 return Extent{start_of(received[i], from), received[i][from]};
-                               },
-                               [=](size_t i) { return start_of(received[i], call.size()); },
-                               // No rank knows the splits of the others.
-                               [=](size_t i) { return even ? (call.size() - 1) * sent[i][0] : 0; }};
+  const PlainExchange exchange{
+      0,
+      [=](size_t i, int64_t to) {
+        return Extent{start_of(sent[i], to), sent[i][to]};
+      },
+      [=](size_t i, int64_t from) {
+        return Extent{start_of(received[i], from), received[i][from]};
+      },
+      [=](size_t i) { return start_of(received[i], call.size()); },
+      // No rank knows the splits of the others.
+      [=](size_t i, int64_t unit) { return even ? unit * (call.size() - 1) * sent[i][0] : 0; }};
   const auto forward = [=](const RankTensors& inputs) { return run(call, exchange, Collective::kAllToAll, inputs); };
   return differentiable(tensors, forward,
                         [=](const RankTensors& grads) { return exchanged(call, grads, received, sent, even); });
@@ -157,7 +159,7 @@ RankTensors permuted(const PlainCall& call, const RankTensors& tensors, const Si
   const PlainExchange exchange{
       -1, [=](size_t i, int64_t to) { return extent_if(targets[call.position(i)] == to, 0, 1); },
       [=](size_t i, int64_t from) { return extent_if(sources[call.position(i)] == from, 0, 1); },
-      [](size_t) { return 1; }, [=](size_t) { return moves_between_ranks(sources); }};
+      [](size_t) { return 1; }, [=](size_t, int64_t unit) { return moves_between_ranks(sources) ? unit : 0; }};
   const auto forward = [=](const RankTensors& inputs) {
     RankTensors results = run(call, exchange, Collective::kPermute, inputs);
     for (size_t i = 0; i < results.size(); ++i) {
@@ -233,7 +235,7 @@ std::vector<at::Tensor> broadcast(const std::vector<at::Tensor>& tensors, const 
   return run(call,
              {-1, [&](size_t i, int64_t) { return extent_if(call.position(i) == src, 0, 1); },
               [&](size_t, int64_t from) { return extent_if(from == src, 0, 1); }, [](size_t) { return 1; },
-              [&](size_t) { return call.size() > 1; }},
+              [&](size_t, int64_t unit) { return call.size() > 1 ? unit : 0; }},
              Collective::kBroadcast, tensors);
 }
 
@@ -248,10 +250,10 @@ std::vector<at::Tensor> scatter(const std::vector<at::Tensor>& tensors, const De
       {whole.dim,
        [&](size_t i, int64_t to) { return extent_if(call.position(i) == src, whole.start(i, to), whole.sizes[i][to]); },
        [&](size_t i, int64_t from) { return extent_if(from == src, 0, own(i)); }, own,
-       [&](size_t i) {
+       [&](size_t i, int64_t unit) {
          Sizes others = whole.sizes[i];
          others[src] = 0;
-         return *std::max_element(others.begin(), others.end());
+         return unit * *std::max_element(others.begin(), others.end());
        }},
       Collective::kScatter, tensors);
 }
@@ -267,7 +269,7 @@ std::vector<at::Tensor> gather(const std::vector<at::Tensor>& tensors, const Dev
       {whole.dim, [&](size_t i, int64_t to) { return extent_if(to == dst, 0, whole.sizes[i][call.position(i)]); },
        [&](size_t i, int64_t from) { return extent_if(is_target(i), whole.start(i, from), whole.sizes[i][from]); },
        [&](size_t i) { return is_target(i) ? std::optional<int64_t>(whole.whole(i)) : std::nullopt; },
-       [&](size_t i) { return whole.whole(i) - whole.sizes[i][dst]; }},
+       [&](size_t i, int64_t unit) { return unit * (whole.whole(i) - whole.sizes[i][dst]); }},
       Collective::kGather, tensors);
 }
 
@@ -294,12 +296,12 @@ std::vector<at::Tensor> send_recv(const std::vector<at::Tensor>& tensors, const 
   for (const int64_t rank : pairs.local_ranks()) of_pairs.push_back(tensors[index(rank)]);
   const PlainCall pair_call{pairs, call.mesh_dim, call.cause};
   const auto is_target = [&](size_t i) { return pair_call.position(i) == 1; };
-  const RankTensors arrived =
-      run(pair_call,
-          {-1, [&](size_t i, int64_t to) { return extent_if(!is_target(i) && to == 1, 0, 1); },
-           [&](size_t i, int64_t from) { return extent_if(is_target(i) && from == 0, 0, 1); },
-           [&](size_t i) { return is_target(i) ? std::optional<int64_t>(1) : std::nullopt; }, [](size_t) { return 1; }},
-          Collective::kPermute, of_pairs);
+  const RankTensors arrived = run(pair_call,
+                                  {-1, [&](size_t i, int64_t to) { return extent_if(!is_target(i) && to == 1, 0, 1); },
+                                   [&](size_t i, int64_t from) { return extent_if(is_target(i) && from == 0, 0, 1); },
+                                   [&](size_t i) { return is_target(i) ? std::optional<int64_t>(1) : std::nullopt; },
+                                   [](size_t, int64_t unit) { return unit; }},
+                                  Collective::kPermute, of_pairs);
   for (size_t i = 0; i < arrived.size(); ++i) results[index(pairs.local_ranks()[i])] = arrived[i];
   return results;
 }

@@ -43,7 +43,7 @@ std::vector<at::Tensor> all_reduce(const std::vector<at::Tensor>& tensors, const
                                    std::string_view mesh_dim, ReduceOp op = ReduceOp::kSum);
 
 // A group's tensors, concatenated along `gather_dim` in the order of positions, on each of its ranks. `sizes`: of the
-// tensors along gather_dim, one per position; empty: all equal.
+// tensors along gather_dim, one per position, in all groups alike; empty: all equal.
 std::vector<at::Tensor> all_gather_tensor(const std::vector<at::Tensor>& tensors, const DeviceMesh& mesh,
                                           std::string_view mesh_dim, int64_t gather_dim = 0,
                                           c10::IntArrayRef sizes = {});

@@ -11,11 +11,11 @@
 // without its saving of memory for gradients). Parameters without a dim that is free, or that are sharded over the mesh
 // dim already, are updated as usual.
 //
-// It is an optimizer of the given class: learning rate schedulers, GradScaler, save() and load() take it. States that
-// were loaded, or made before, are sharded in the next step. All ranks call step() alike. If the optimizer throws,
-// parameters have their values from before the step.
-// Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020;
-// torch.distributed.optim.ZeroRedundancyOptimizer.
+// It is an optimizer of the given class: learning rate schedulers, save() and load() take it, and so does GradScaler,
+// if gradients are not Partial. States of SGD, Adam, AdamW, RMSprop and Adagrad that were loaded or made before are
+// sharded in the next step in which their parameter has a gradient. All ranks call step() alike. If the optimizer
+// throws, parameters have their values from before the step. Source: Rajbhandari et al., ZeRO: Memory Optimizations
+// Toward Training Trillion Parameter Models, SC 2020; torch.distributed.optim.ZeroRedundancyOptimizer.
 #pragma once
 
 #include <ATen/core/Tensor.h>

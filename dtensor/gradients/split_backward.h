@@ -5,12 +5,13 @@
 //   const at::Tensor g = backward_input(loss, {}, x, rest);   // the gradient of x, returned; x.grad() is left alone
 //   backward_weight(std::move(rest));                         // adds to .grad of all other leaves
 //
-// Together they compute what backward() computes, and nothing twice: the first part keeps the gradients of the nodes at
-// which the way to other leaves leaves the way to `x`, and the second begins there. Exceptions: a custom function
+// Together they compute what backward() computes, and no product twice: the first part keeps the gradients of the nodes
+// at which the way to other leaves leaves the way to `x`, and the second begins there. Exceptions: a custom function
 // (torch::autograd::Function) at such a node, whose backward computes all of its gradients at once, and hooks on its
-// result run in both parts, and a checkpointed part is computed again in both. Between them only the tensors live that
-// the second one needs.
-// Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024; torch.distributed.pipelining's stage_backward_input.
+// result run in both parts, and a checkpointed part is computed again in both; a fused kernel that gives several
+// gradients at once may run twice; and as cached layouts are dropped at the end of each part, a redistribution that
+// both need is made in both. Between them only the tensors live that the second one needs. Source: Qi et al., Zero
+// Bubble Pipeline Parallelism, ICLR 2024; torch.distributed.pipelining's stage_backward_input.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -5,6 +5,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -47,10 +48,11 @@ std::optional<Layout> layout_of_parts(const at::Tensor& parameter, const std::st
   return Layout(spec.mesh(), std::move(to));
 }
 
-// Redistributes tensors of the layouts `to`, in the fewest collectives of at most gradient_bucket_bytes() each.
-std::vector<at::Tensor> redistribute_in_buckets(const std::vector<at::Tensor>& tensors, const std::vector<Layout>& to,
-                                                const CommCause& cause) {
-  std::vector<at::Tensor> results;
+// Redistributes tensors to the layouts `to`, in the fewest collectives of at most gradient_bucket_bytes() each. `take`
+// gets the results of one after the other, with the index of the first.
+void redistribute_in_buckets(const std::vector<at::Tensor>& tensors, const std::vector<Layout>& to,
+                             const std::function<void(size_t first, std::vector<at::Tensor> results)>& take) {
+  const CommCause cause = explicit_cause(kCaller);
   for (size_t begin = 0, end = 0; begin < tensors.size(); begin = end) {
     const World& world = spec_of(tensors[begin])->mesh().world();
     for (int64_t bytes = 0; end < tensors.size() && spec_of(tensors[end])->mesh().world() == world; ++end) {
@@ -59,11 +61,20 @@ std::vector<at::Tensor> redistribute_in_buckets(const std::vector<at::Tensor>& t
                         largest_part_bytes(spec.meta(), to[end]));
       if (end > begin && bytes > gradient_bucket_bytes(world)) break;
     }
-    const auto slice = at::TensorList(tensors).slice(begin, end - begin);
-    const auto layouts = c10::ArrayRef<Layout>(to).slice(begin, end - begin);
-    for (at::Tensor& t : redistribute_below_autograd(slice, layouts, cause)) results.push_back(std::move(t));
+    take(begin, redistribute_below_autograd(at::TensorList(tensors).slice(begin, end - begin),
+                                            c10::ArrayRef<Layout>(to).slice(begin, end - begin), cause));
   }
-  return results;
+}
+
+// Whether another parameter of the optimizer is in the same memory: each of them would be updated from the old values.
+bool shares_memory(torch::optim::Optimizer& optimizer, const at::Tensor& parameter) {
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& other : group.params()) {
+      if (is_dtensor(other) && !other.is_same(parameter) && memory_viewed_by(other) == memory_viewed_by(parameter))
+        return true;
+    }
+  }
+  return false;
 }
 
 bool is_laid_out_as(const at::Tensor& t, const Layout& layout) {
@@ -113,7 +124,7 @@ ShardedStep::ShardedStep(torch::optim::Optimizer& optimizer, const std::string& 
       if (!is_dtensor(p) || !is_dtensor(p.grad())) continue;
       const auto layout = layout_of_parts(p, mesh_dim);
       const auto is_p = [&](const Whole& w) { return w.parameter.is_same(p); };
-      if (!layout || std::any_of(whole.begin(), whole.end(), is_p)) continue;
+      if (!layout || shares_memory(optimizer, p) || std::any_of(whole.begin(), whole.end(), is_p)) continue;
       whole.push_back({p, p.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr(), p.storage_offset(), p.grad()});
       tensors.insert(tensors.end(), {p, p.grad()});
       to.insert(to.end(), 2, *layout);
@@ -126,7 +137,10 @@ ShardedStep::ShardedStep(torch::optim::Optimizer& optimizer, const std::string& 
       to.push_back(to[2 * k]);
     }
   }
-  const std::vector<at::Tensor> parts = redistribute_in_buckets(tensors, to, explicit_cause(kCaller));
+  std::vector<at::Tensor> parts;
+  redistribute_in_buckets(tensors, to, [&](size_t, std::vector<at::Tensor> results) {
+    parts.insert(parts.end(), results.begin(), results.end());
+  });
   whole_ = std::move(whole);
   for (size_t k = 0; k < whole_.size(); ++k) {
     share_contents(whole_[k].parameter, parts[2 * k]);
@@ -135,18 +149,18 @@ ShardedStep::ShardedStep(torch::optim::Optimizer& optimizer, const std::string& 
   for (size_t k = 0; k < states.size(); ++k) *states[k] = parts[2 * whole_.size() + k];
 }
 
-ShardedStep::~ShardedStep() { restore(); }
+ShardedStep::~ShardedStep() {
+  for (const Whole& w : whole_) restore(w);
+}
 
-void ShardedStep::restore() noexcept {
-  for (const Whole& w : std::exchange(whole_, {})) {
-    const Spec& spec = *static_cast<const DTensorMeta&>(*w.contents).spec;
-    auto* impl = w.parameter.unsafeGetTensorImpl();
-    impl->set_sizes_and_strides({spec.sizes().data(), spec.sizes().size()},
-                                {spec.strides().data(), spec.strides().size()});
-    impl->set_storage_offset(w.offset);
-    impl->set_backend_meta(w.contents);
-    w.parameter.mutable_grad() = w.gradient;
-  }
+void ShardedStep::restore(const Whole& w) noexcept {
+  const Spec& spec = *static_cast<const DTensorMeta&>(*w.contents).spec;
+  auto* impl = w.parameter.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides({spec.sizes().data(), spec.sizes().size()},
+                              {spec.strides().data(), spec.strides().size()});
+  impl->set_storage_offset(w.offset);
+  impl->set_backend_meta(w.contents);
+  w.parameter.mutable_grad() = w.gradient;
 }
 
 void ShardedStep::finish() {
@@ -158,18 +172,20 @@ void ShardedStep::finish() {
     parts.push_back(w.parameter);
     to.emplace_back(spec.mesh(), spec.placements());
   }
-  const std::vector<at::Tensor> updated = redistribute_in_buckets(parts, to, explicit_cause(kCaller));
-  const std::vector<at::Tensor> parameters = std::move(parts);
-  restore();
-  for (size_t k = 0; k < parameters.size(); ++k) {
-    const RankTensors& values = meta_for_read(updated[k]).locals;
-    const RankTensors& memory = meta_for_write(parameters[k]).locals;
-    {
-      const LocalGuard guard;
-      for (size_t r = 0; r < values.size(); ++r) memory[r].copy_(values[r]);
+  redistribute_in_buckets(parts, to, [&](size_t first, std::vector<at::Tensor> updated) {
+    for (size_t k = 0; k < updated.size(); ++k) {
+      const at::Tensor& parameter = whole_[first + k].parameter;
+      restore(whole_[first + k]);
+      const RankTensors& values = meta_for_read(updated[k]).locals;
+      const RankTensors& memory = meta_for_write(parameter).locals;
+      {
+        const LocalGuard guard;
+        for (size_t r = 0; r < values.size(); ++r) memory[r].copy_(values[r]);
+      }
+      note_write(parameter, kCaller);
     }
-    note_write(parameters[k], kCaller);
-  }
+  });
+  whole_.clear();
 }
 
 }  // namespace dtensor::internal

@@ -20,8 +20,8 @@ void check_mesh_dim_of_states(torch::optim::Optimizer& optimizer, const std::str
 
 // As long as it lives, parameters that are replicated over the mesh dim and have a gradient are sharded over it, with
 // their gradients and states: by their longest dim that no mesh dim shards, the first of equal ones. Parameters without
-// such a dim stay whole. Gradients that are Partial are reduced on the way; nothing else communicates.
-// REQUIRES: outside backward; all ranks alike.
+// such a dim, or in the memory of another parameter, stay whole. Gradients that are Partial are reduced on the way;
+// nothing else communicates. REQUIRES: outside backward; all ranks alike.
 class ShardedStep {
  public:
   ShardedStep(torch::optim::Optimizer& optimizer, const std::string& mesh_dim);
@@ -41,7 +41,7 @@ class ShardedStep {
     int64_t offset = 0;
     at::Tensor gradient;
   };
-  void restore() noexcept;
+  static void restore(const Whole& w) noexcept;
 
   std::vector<Whole> whole_;
 };

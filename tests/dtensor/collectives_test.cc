@@ -246,6 +246,7 @@ TEST_CASE("calls are reported as explicit with their function, and in an abstrac
     CHECK(row.bytes == (row.collective == Collective::kAllGather ? 3 * 2 * 3 * 8 : 3 * 1 * 3 * 8));
   }
   all_gather_tensor(parts_of({3, 0, 1, 2}), mesh, "tp", 0, {3, 0, 1, 2});
+  reduce_scatter_tensor(parts_of({5, 5, 5, 5}), mesh, "tp", 0, ReduceOp::kSum, {0, 2, 1, 2});
   scatter(parts_of({4, 4, 4, 4}), mesh, "tp", 0, 0, {1, 0, 3, 0});
   gather(parts_of({3, 0, 1, 2}), mesh, "tp", 2, 0, {3, 0, 1, 2});
   broadcast(parts_of({2, 2, 2, 2}), mesh, "tp");
@@ -288,6 +289,9 @@ TEST_CASE("tensors that do not fit the mesh or one another are errors that name 
                     Contains("ranks 0 and 1 along 'tp' pass Double[2, 3] and Double[3, 3]"));
   CHECK_THROWS_WITH(all_gather_tensor(parts_of({2, 3, 2, 2}), mesh, "tp"), Contains("ranks 0 and 1"));
   CHECK_THROWS_WITH(all_gather_tensor(four, mesh, "tp", 2), Contains("gather_dim is 2") && Contains("[2, 3]"));
+  const DeviceMesh two(World::local(2), {2, 1}, {"dp", "tp"});
+  CHECK_THROWS_WITH(all_gather_tensor({at::ones({2, 3}), at::ones({2, 3, 4})}, two, "tp", -1),
+                    Contains("gather_dim is -1, and tensors have 2 and 3 dims"));
   CHECK_THROWS_WITH(all_gather_tensor(four, mesh, "tp", 0, {2, 2, 2}), Contains("sizes is [2, 2, 2]"));
   CHECK_THROWS_WITH(all_gather_tensor(four, mesh, "tp", 0, {2, 2, 1, 3}), Contains("rank 2 at position 2"));
   CHECK_THROWS_WITH(reduce_scatter_tensor(four, mesh, "tp"),

@@ -189,6 +189,49 @@ TEST_CASE("on 64 abstract ranks a step tells its communication and the bytes of 
   CHECK(world.memory().live_bytes() - before == 2 * (32 / 4 * 64 / 16 + 32 / 4) * 4);
 }
 
+TEST_CASE("a step holds the parts and the gathered values of one bucket, not those of all parameters") {
+  constexpr int64_t kParameters = 16, kBytes = 1024 * 8;
+  const World world = World::local(4);
+  const DeviceMesh mesh(world, {4}, {"dp"});
+  limit_gradient_bucket_bytes(world, 0);
+  std::vector<Tensor> parameters;
+  Tensor loss = zeros({}, mesh, {Replicate()}, {.dtype = torch::kDouble});
+  for (int64_t i = 0; i < kParameters; ++i) {
+    parameters.push_back(distribute_tensor(torch::ones({1024}, torch::kDouble), mesh).requires_grad_());
+    loss = loss + parameters.back().pow(2).sum();
+  }
+  loss.backward();
+  loss.reset();
+  forget_remembered(world);
+  ZeroRedundancyOptimizer<torch::optim::SGD> optimizer({}, parameters, 0.1);
+  const int64_t before = world.memory().live_bytes();
+  world.memory().reset_peak();
+  optimizer.step();
+  CHECK(world.memory().peak_bytes() - before <= 2 * kParameters * kBytes / 4 + 3 * kBytes);
+  CHECK(world.memory().live_bytes() == before);
+  for (const Tensor& p : parameters) CHECK(torch::allclose(full_tensor(p), torch::full({1024}, 0.8, torch::kDouble)));
+}
+
+TEST_CASE("two parameters in one memory are updated one after the other, as on one device") {
+  const DeviceMesh mesh(World::local(4), {4}, {"dp"});
+  const auto leaf = [](const Tensor& t) {
+    Tensor p = torch::empty_like(t);
+    p.set_data(t);
+    return p.requires_grad_();
+  };
+  const Tensor start = torch::ones({8}, torch::kDouble), shared = start.clone();
+  const Tensor whole = distribute_tensor(start, mesh);
+  const std::vector<Tensor> plain = {leaf(shared), leaf(shared)}, tied = {leaf(whole), leaf(whole)};
+  torch::optim::SGD plain_optimizer(plain, 0.1);
+  ZeroRedundancyOptimizer<torch::optim::SGD> optimizer({}, tied, 0.1);
+  (plain[0] * 2 + plain[1] * 3).sum().backward();
+  (tied[0] * 2 + tied[1] * 3).sum().backward();
+  plain_optimizer.step();
+  optimizer.step();
+  CHECK(torch::allclose(full_tensor(tied[0]), plain[0]));
+  CHECK(torch::allclose(full_tensor(tied[1]), plain[1]));
+}
+
 TEST_CASE("other handles and views of a parameter see the step; gradients stay as they were") {
   Distributed d;
   const Tensor p = d.model->parameters()[1], handle = p.detach(), view = p.detach().view({7, 1});

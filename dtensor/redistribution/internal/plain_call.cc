@@ -33,6 +33,9 @@ int64_t checked_dim(const PlainCall& call, const RankTensors& tensors, const cha
   for (const at::Tensor& t : tensors) {
     TORCH_CHECK_VALUE(!t.defined() || (dim >= -t.dim() && dim < t.dim()), "[", call.function(), "] ", name, " is ", dim,
                       ", and a tensor has the shape ", t.sizes());
+    TORCH_CHECK_VALUE(dim >= 0 || !t.defined() || !tensors[0].defined() || t.dim() == tensors[0].dim(), "[",
+                      call.function(), "] ", name, " is ", dim, ", and tensors have ", tensors[0].dim(), " and ",
+                      t.dim(), " dims: count the dim from the first");
   }
   return dim < 0 && !tensors.empty() && tensors[0].defined() ? dim + tensors[0].dim() : dim;
 }

@@ -79,7 +79,7 @@ RankTensors run(const PlainCall& call, const PlainExchange& exchange, Collective
   }
   int64_t bytes = 0;
   for (size_t i = 0; i < tensors.size(); ++i)
-    bytes = std::max(bytes, exchange.most_received(i) * bytes_of_unit(tensors[i], exchange.dim));
+    bytes = std::max(bytes, exchange.most_received(i, bytes_of_unit(tensors[i], exchange.dim)));
   const CommCall comm = comm_call(call, tensors, bytes);
   auto& communicator = call.mesh.world().communicator();
   if (op) {

@@ -25,9 +25,9 @@ struct PlainExchange {
   std::function<std::optional<Extent>(size_t i, int64_t position)> sent, received;
   // Length of the i-th result; nullopt: it is undefined.
   std::function<std::optional<int64_t>(size_t i)> result_size;
-  // Length that a rank of the group of the i-th owned rank receives from others, of the one that receives most: for the
-  // event, which is the same on all ranks of the group.
-  std::function<int64_t(size_t i)> most_received;
+  // Bytes that a rank of the group of the i-th owned rank receives from others, of the one that receives most, if a
+  // range of length 1 has `unit` bytes: for the event, which is the same on all ranks of the group.
+  std::function<int64_t(size_t i, int64_t unit)> most_received;
 };
 
 // Below autograd. `op`: what arrives is reduced, in a reduce_scatter. Error (ValueError), before anything is sent: an
