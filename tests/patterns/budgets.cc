@@ -9,7 +9,7 @@ const std::vector<PatternBudget>& pattern_budgets() {
       {"Llama", "mesh(dp=2, tp=4)", "backward", 6, 275712},
       {"Llama", "mesh(dp=256, tp=4)", "forward", 7, 125200},
       {"Llama", "mesh(dp=256, tp=4)", "backward", 6, 427350},
-      {"Llama generation", "mesh(tp=4)", "prompt", 6, 123024},
+      {"Llama generation", "mesh(tp=4)", "prompt", 6, 99984},
       {"Llama generation", "mesh(tp=4)", "a token", 6, 7824},
       {"Llama generation", "mesh(tp=4)", "the next", 6, 7824},
       {"Decoder", "mesh(tp=8)", "forward", 4, 57344},
