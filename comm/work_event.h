@@ -8,7 +8,7 @@ namespace dtensor::internal {
 
 // Reported to the listeners of the current thread's scope, when the operator has run.
 struct WorkEvent {
-  std::string op;  // "aten::mm"
+  std::string op;           // "aten::mm"
   std::string module_path;  // of matrix products
   bool backward = false;
   int64_t ranks = 1;  // of the mesh

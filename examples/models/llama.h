@@ -134,9 +134,7 @@ class LlamaImpl : public torch::nn::Module {
   }
 
   // ids: [batch, length] -> scores [batch, length, vocab].
-  torch::Tensor forward(const torch::Tensor& ids) {
-    return head(norm(run_blocks(embedded(ids), 0, blocks->size())));
-  }
+  torch::Tensor forward(const torch::Tensor& ids) { return head(norm(run_blocks(embedded(ids), 0, blocks->size()))); }
 
   // The blocks from `first` to before `end`, as in forward(); x: [batch, length, width].
   torch::Tensor run_blocks(torch::Tensor x, size_t first, size_t end) {
@@ -186,9 +184,7 @@ class LlamaImpl : public torch::nn::Module {
     at.sine = angles.sin().to(value_options().dtype());
   }
 
-  torch::Tensor embedded(const torch::Tensor& ids) {
-    return config.settle ? config.settle(tokens(ids)) : tokens(ids);
-  }
+  torch::Tensor embedded(const torch::Tensor& ids) { return config.settle ? config.settle(tokens(ids)) : tokens(ids); }
 };
 TORCH_MODULE(Llama);
 

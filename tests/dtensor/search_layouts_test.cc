@@ -201,7 +201,8 @@ TEST_CASE("search_layouts: wrong options are errors", "[dtensor][search_layouts]
   const auto text = [](const std::function<void(SearchLayoutsOptions&)>& change) {
     SearchLayoutsOptions options = sixteen_ranks();
     change(options);
-    return testing::error_text([&] { search_layouts([](const LayoutChoice& c) { return one_layer(c, 16, 64); }, options); });
+    return testing::error_text(
+        [&] { search_layouts([](const LayoutChoice& c) { return one_layer(c, 16, 64); }, options); });
   };
   CHECK(text([](auto& o) { o.ranks = 0; }).find("ranks is 0") != std::string::npos);
   CHECK(text([](auto& o) { o.mesh_dims = {}; }).find("mesh_dims is empty") != std::string::npos);
