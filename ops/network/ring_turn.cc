@@ -21,18 +21,19 @@ std::shared_ptr<const LayoutChange> layout_change(const Spec& spec, c10::ScalarT
                                               LayoutChange::Side{spec.placements(), at(steps + 1)});
 }
 
-}  // namespace
-
-int64_t position_after(const DeviceMesh& mesh, int64_t mesh_dim, int64_t i, int64_t steps) {
-  const int64_t n = mesh.size(mesh_dim);
-  return ((mesh.local_coordinate(i)[mesh_dim] - steps) % n + n) % n;
-}
-
+// The part of the rank at `position` along a mesh dim, otherwise at the coordinate of the i-th local rank.
 Part part_at(const Spec& spec, int64_t mesh_dim, int64_t i, int64_t position) {
   const DeviceMesh& mesh = spec.mesh();
   std::vector<int64_t> coordinate = mesh.local_coordinate(i).vec();
   coordinate[mesh_dim] = position;
   return local_layout(spec.sizes(), mesh.shape(), spec.placements(), coordinate);
+}
+
+}  // namespace
+
+int64_t position_after(const DeviceMesh& mesh, int64_t mesh_dim, int64_t i, int64_t steps) {
+  const int64_t n = mesh.size(mesh_dim);
+  return ((mesh.local_coordinate(i)[mesh_dim] - steps) % n + n) % n;
 }
 
 Ring::Ring(std::vector<SpecPtr> specs, int64_t mesh_dim, c10::ScalarType dtype)

@@ -40,7 +40,4 @@ class Ring {
 // The position, along a mesh dim, of the rank whose part is on the i-th local rank after `steps` moves.
 int64_t position_after(const DeviceMesh& mesh, int64_t mesh_dim, int64_t i, int64_t steps);
 
-// The part of the rank at `position` along a mesh dim, otherwise at the coordinate of the i-th local rank.
-Part part_at(const Spec& spec, int64_t mesh_dim, int64_t i, int64_t position);
-
 }  // namespace dtensor::internal
