@@ -3,8 +3,9 @@
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/logaddexp.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -63,10 +64,13 @@ at::Tensor scores_of(const at::Tensor& queries, const at::Tensor& keys, const At
   return scores;
 }
 
-// exp(x - logsumexp) along the last dim; 0 where a query sees no key.
-at::Tensor weights(const at::Tensor& x, const at::Tensor& logsumexp) {
-  return x.sub(logsumexp.masked_fill(logsumexp.eq(-kInfinity), 0).unsqueeze(-1)).exp_();
+// exp(x - max_score); 0 where a query sees no key.
+at::Tensor exp_below(const at::Tensor& x, const at::Tensor& max_score) {
+  return x.sub(max_score.masked_fill(max_score.eq(-kInfinity), 0)).exp_();
 }
+
+// Divides by sums of exponentials, of which those of no keys are 0.
+at::Tensor divided(const at::Tensor& x, const at::Tensor& sum) { return x.div(sum.masked_fill(sum.eq(0), 1)); }
 
 // Products of [..., rows, m] and [N, 1, m, n].
 at::Tensor times_block(const at::Tensor& a, const at::Tensor& block) {
@@ -86,11 +90,13 @@ AttentionState attend_tile(const at::Tensor& queries, const at::Tensor& keys, co
     const auto [out, logsumexp] = at::_scaled_dot_product_flash_attention_for_cpu(
         rows_of(queries, tile), keys_of(keys, tile, queries), keys_of(values, tile, queries), /*dropout_p=*/0.,
         tile.causal, /*attn_mask=*/{}, math.scale);
-    return {out.to(widened(out.scalar_type())), logsumexp};
+    return {out.to(widened(out.scalar_type())), logsumexp, at::ones_like(logsumexp)};
   }
   const at::Tensor scores = scores_of(queries, keys, tile, math);
-  const at::Tensor logsumexp = scores.logsumexp(-1);
-  return {times_block(weights(scores, logsumexp), keys_of(values, tile).to(scores.scalar_type())), logsumexp};
+  const at::Tensor max_score = scores.amax({-1}, /*keepdim=*/true), weights = exp_below(scores, max_score);
+  const at::Tensor sum = weights.sum({-1}, /*keepdim=*/true);
+  return {times_block(divided(weights, sum), keys_of(values, tile).to(scores.scalar_type())), max_score.squeeze(-1),
+          sum.squeeze(-1)};
 }
 
 AttentionGradients gradients_of_tile(const at::Tensor& grad, const AttentionState& whole, const at::Tensor& queries,
@@ -99,14 +105,16 @@ AttentionGradients gradients_of_tile(const at::Tensor& grad, const AttentionStat
   if (has_fused_kernel(queries, values, math)) {
     auto [q, k, v] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
         rows_of(grad, tile), rows_of(queries, tile), keys_of(keys, tile, queries), keys_of(values, tile, queries),
-        rows_of(whole.out, tile).to(queries.scalar_type()), rows_of(whole.logsumexp, tile), /*dropout_p=*/0.,
-        tile.causal, /*attn_mask=*/{}, math.scale);
+        rows_of(whole.out, tile).to(queries.scalar_type()),
+        rows_of(whole.sum, tile).log().add_(rows_of(whole.max_score, tile)), /*dropout_p=*/0., tile.causal,
+        /*attn_mask=*/{}, math.scale);
     const auto dtype = widened(queries.scalar_type());
     return {q.to(dtype), k.sum({1}, /*keepdim=*/true, dtype), v.sum({1}, /*keepdim=*/true, dtype)};
   }
   const at::Tensor scores = scores_of(queries, keys, tile, math);
   const auto dtype = scores.scalar_type();
-  const at::Tensor p = weights(scores, rows_of(whole.logsumexp, tile));
+  const at::Tensor p =
+      divided(exp_below(scores, rows_of(whole.max_score, tile).unsqueeze(-1)), rows_of(whole.sum, tile).unsqueeze(-1));
   const at::Tensor g = rows_of(grad, tile).to(dtype);
   const at::Tensor expected = g.mul(rows_of(whole.out, tile)).sum({-1}, /*keepdim=*/true);
   const at::Tensor grad_scores =
@@ -117,10 +125,13 @@ AttentionGradients gradients_of_tile(const at::Tensor& grad, const AttentionStat
 
 // Adds the result for a tile's keys: both count by their share of the sum of exponentials.
 void combine(AttentionState& state, const AttentionState& addend, const AttentionTile& tile) {
-  const at::Tensor out = rows_of(state.out, tile), logsumexp = rows_of(state.logsumexp, tile);
-  const at::Tensor sum = at::logaddexp(logsumexp, addend.logsumexp);
-  out.mul_(weights(logsumexp.unsqueeze(-1), sum)).add_(addend.out.mul(weights(addend.logsumexp.unsqueeze(-1), sum)));
-  logsumexp.copy_(sum);
+  const at::Tensor out = rows_of(state.out, tile), old_max = rows_of(state.max_score, tile);
+  const at::Tensor max_score = at::maximum(old_max, addend.max_score);
+  const at::Tensor before = rows_of(state.sum, tile).mul(exp_below(old_max, max_score));
+  const at::Tensor added = addend.sum.mul(exp_below(addend.max_score, max_score)), sum = before.add(added);
+  out.mul_(divided(before, sum).unsqueeze(-1)).add_(addend.out.mul(divided(added, sum).unsqueeze(-1)));
+  old_max.copy_(max_score);
+  rows_of(state.sum, tile).copy_(sum);
 }
 
 }  // namespace
@@ -132,8 +143,9 @@ at::Tensor by_key_head(const at::Tensor& t, int64_t key_heads) {
 
 AttentionState no_attention(const at::Tensor& queries, int64_t out_features) {
   const auto options = queries.options().dtype(widened(queries.scalar_type()));
+  const auto rows = queries.sizes().slice(0, 3);
   return {at::zeros({queries.size(0), queries.size(1), queries.size(2), out_features}, options),
-          at::full({queries.size(0), queries.size(1), queries.size(2)}, -kInfinity, options)};
+          at::full(rows, -kInfinity, options), at::zeros(rows, options)};
 }
 
 int64_t max_tile_rows(const at::Tensor& queries, const at::Tensor& values, const AttentionMath& math) {

@@ -1,8 +1,9 @@
 // Attention of one rank's queries to a block of keys and values at a time, on plain tensors, below autograd.
 //
-// With L the logsumexp of a query's scores, attention is the sum over keys of exp(score - L) value. So results for
-// blocks of keys with the L of each combine to that of all keys, and with the L of all keys every block gives its own
-// share of the gradients. Scores exist for one tile at a time.
+// With m the largest score of a query and s the sum of exp(score - m), attention is the sum over keys of
+// exp(score - m) / s times the value. So results for blocks of keys with the m and s of each combine to that of all
+// keys, and with those of all keys every block gives its own share of the gradients. m + log s is not enough: beside a
+// mask of -1e9, single precision drops the logarithm. Scores exist for one tile at a time.
 //
 // Source: Dao et al., FlashAttention, 2022.
 #pragma once
@@ -25,8 +26,10 @@ namespace dtensor::internal {
 at::Tensor by_key_head(const at::Tensor& t, int64_t key_heads);
 
 struct AttentionState {
-  at::Tensor out;        // of the keys so far
-  at::Tensor logsumexp;  // [batch * key heads, query heads per key head, length]; -inf: no keys so far
+  at::Tensor out;  // of the keys so far
+  // [batch * key heads, query heads per key head, length]. Their logsumexp is max_score + log(sum).
+  at::Tensor max_score;  // -inf: no keys so far
+  at::Tensor sum;        // of exp(score - max_score); 0: no keys so far
 };
 
 // Of no keys. `out_features`: of the values.

@@ -4,6 +4,7 @@
 
 #include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
@@ -40,13 +41,18 @@ struct SavedRingCall : torch::CustomClassHolder {
 };
 using SavedRingCallPtr = c10::intrusive_ptr<SavedRingCall>;
 
+// Attention computes in the types that it chooses, as ATen's kernels do; autocast decides those of the arguments only.
+struct WithoutAutocast {
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::autocast_dispatch_keyset};
+};
+
 struct RingAttentionFn : torch::autograd::Function<RingAttentionFn> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                             const std::optional<at::Tensor>& mask, SavedRingCallPtr saved) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const RingInputs in{q, k, v, mask.value_or(at::Tensor())};
     const RingResult result = ring_attention(saved->call, in);
-    ctx->save_for_backward({q, k, v, in.mask, result.out, result.logsumexp});
+    ctx->save_for_backward({q, k, v, in.mask, result.out, result.max_score, result.sum});
     ctx->saved_data["call"] = c10::IValue::make_capsule(std::move(saved));
     ctx->set_materialize_grads(false);
     return result.out;
@@ -57,14 +63,15 @@ struct RingAttentionFn : torch::autograd::Function<RingAttentionFn> {
     TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), "[ContextParallel] ", kOp,
                                 ": ring attention has no second derivatives (backward() or grad() with create_graph); "
                                 "use ContextParallelMethod::kAllToAll");
+    const WithoutAutocast scope;
     const auto call = c10::static_intrusive_pointer_cast<SavedRingCall>(ctx->saved_data.at("call").toCapsule());
     const RingCall& ring = call->call;
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor grad = redistribute_as(distributed_gradient(grads[0], ring.q->mesh()), ring.q->placements(),
                                             CommCause{"ring attention", "gradient of the result", ring.module_path});
     const bool of_keys = ctx->needs_input_grad(1) || ctx->needs_input_grad(2);
-    const RingGradients result =
-        ring_attention_backward(ring, grad, {saved[0], saved[1], saved[2], saved[3]}, {saved[4], saved[5]}, of_keys);
+    const RingGradients result = ring_attention_backward(ring, grad, {saved[0], saved[1], saved[2], saved[3]},
+                                                         {saved[4], saved[5], saved[6]}, of_keys);
     return {result.q, result.k, result.v, none, none};
   }
 };
@@ -79,7 +86,9 @@ struct AttentionCall {
 at::Tensor on_mesh(const at::Tensor& t, const char* argument, const DeviceMesh& mesh) {
   if (!is_dtensor(t)) {
     if (!plain_is_replicated()) throw_plain_beside_distributed(c10::str("aten::", kOp), argument, t, mesh);
-    return replicate_plain(t, mesh);
+    // Its gradient is plain, too.
+    const bool has_gradient = t.requires_grad() && at::GradMode::is_enabled();
+    return has_gradient ? distributed_gradient(t, mesh) : replicate_plain(t, mesh);
   }
   TORCH_CHECK_VALUE(spec_of(t)->mesh() == mesh, "[ContextParallel] ", kOp, ": `", argument, "` is on ",
                     spec_of(t)->mesh().to_string(), ", and another argument on ", mesh.to_string(),
@@ -136,7 +145,17 @@ void check_inputs(const AttentionCall& c, bool gqa) {
                               ": `attn_mask` requires grad, which attention over a sharded sequence does not compute");
 }
 
+void check_no_tangents(const Arguments& args) {
+  for (const char* name : {"query", "key", "value", "attn_mask"}) {
+    const at::Tensor t = optional_tensor(args[name]);
+    TORCH_CHECK_NOT_IMPLEMENTED(!t.defined() || !t._fw_grad(0).defined(), "[ContextParallel] ", kOp, ": `", name,
+                                "` has a tangent, and attention over a sharded sequence has no forward-mode "
+                                "derivatives; call it outside the scope");
+  }
+}
+
 AttentionCall attention_call(const Arguments& args, const DeviceMesh& mesh) {
+  check_no_tangents(args);
   TORCH_CHECK_NOT_IMPLEMENTED(args["dropout_p"].toDouble() == 0, "[ContextParallel] ", kOp, ": `dropout_p` is ",
                               args["dropout_p"].toDouble(),
                               ", and attention over a sharded sequence has no dropout; "
@@ -209,6 +228,10 @@ at::Tensor by_heads(const c10::OperatorHandle& op, AttentionCall c, const RingCa
   }
   const Layout to(ring.q->mesh(), heads_layout(*ring.q, ring.dim));
   auto moved = redistribute_as({c.q, c.k, c.v}, {to, to, to}, cause);
+  if (c.mask.defined()) {
+    c.mask = redistribute_as(c.mask, mask_layout(*spec_of(c.mask), to.placements()),
+                             CommCause{c10::str("aten::", kOp), "attn_mask", ring.module_path});
+  }
   const bool reorders = ring.head_tail && ring.causal;  // ATen's causal mask goes by the order of the tensors
   if (reorders) {
     for (at::Tensor& t : moved) t = from_head_tail(t, 2, ranks);
@@ -231,6 +254,7 @@ void context_parallel_attention(const c10::OperatorHandle& op, Stack& stack) {
   const DeviceMesh mesh = mesh_of(args);
   const int64_t dim = checked_mesh_dim(mesh, setting->mesh_dim);
   AttentionCall call = attention_call(args, mesh);
+  const WithoutAutocast scope;
   const int64_t dims = args.tensor("query").dim();
   const RingCall ring = ring_call(call, dim, setting->options.load_balance);
   const bool differentiable =

@@ -194,21 +194,22 @@ RingResult ring_attention(const RingCall& call, const RingInputs& in) {
   }
   call.q->mesh().world().memory().touch(2 * ring.bytes());
   report_work(call, /*backward=*/false);
-  RankTensors out, logsumexp;
+  RankTensors out, max_score, sum;
   for (const AttentionState& state : states) {
     out.push_back(state.out);
-    logsumexp.push_back(state.logsumexp);
+    max_score.push_back(state.max_score);
+    sum.push_back(state.sum);
   }
   Shape sizes = call.q->sizes();
   sizes[3] = call.v->sizes()[3];
-  const Shape rows(sizes.begin(), sizes.begin() + 3);
-  return {wrapped_parts(spec_of_result(*call.q, sizes, call.q->dtype()), out),
-          wrapped_parts(spec_of_result(*call.q, rows, widened(call.q->dtype())), logsumexp)};
+  const SpecPtr of_rows = spec_of_result(*call.q, Shape(sizes.begin(), sizes.begin() + 3), widened(call.q->dtype()));
+  return {wrapped_parts(spec_of_result(*call.q, sizes, call.q->dtype()), out), wrapped_parts(of_rows, max_score),
+          wrapped_parts(of_rows, sum)};
 }
 
 RingGradients ring_attention_backward(const RingCall& call, const at::Tensor& grad, const RingInputs& in,
                                       const RingResult& result, bool of_keys) {
-  bring_up_to_date({grad, in.q, in.k, in.v, in.mask, result.out, result.logsumexp});
+  bring_up_to_date({grad, in.q, in.k, in.v, in.mask, result.out, result.max_score, result.sum});
   const LocalGuard guard;
   const RingRanks ranks(call, in.q, in.mask);
   const Ring ring({call.k, call.v}, call.dim, call.k->dtype());
@@ -218,9 +219,11 @@ RingGradients ring_attention_backward(const RingCall& call, const at::Tensor& gr
   for (size_t i = 0; i < ranks.size(); ++i) {
     const at::Tensor& queries = ranks.queries[i];
     grads.push_back(ranks.grouped(i, meta_for_read(grad).locals[i]));
-    const at::Tensor& logsumexp = meta_for_read(result.logsumexp).locals[i];
+    const auto of_rows = [&](const at::Tensor& t) {
+      return meta_for_read(t).locals[i].reshape(queries.sizes().slice(0, 3));
+    };
     whole.push_back(
-        {ranks.grouped(i, meta_for_read(result.out).locals[i]), logsumexp.reshape(queries.sizes().slice(0, 3))});
+        {ranks.grouped(i, meta_for_read(result.out).locals[i]), of_rows(result.max_score), of_rows(result.sum)});
     of_queries.push_back(at::zeros(queries.sizes(), queries.options().dtype(widened(queries.scalar_type()))));
   }
   RankPieces blocks = blocks_of(in.k, in.v), own_gradients;

@@ -32,8 +32,8 @@ struct RingInputs {
 };
 
 struct RingResult {
-  at::Tensor out;        // laid out as q, with v's features
-  at::Tensor logsumexp;  // [batch, heads, length], likewise
+  at::Tensor out;             // laid out as q, with v's features
+  at::Tensor max_score, sum;  // as those of AttentionState, [batch, heads, length], likewise
 };
 
 // n - 1 permutes of k and v over n ranks.

@@ -202,11 +202,12 @@ TEST_CASE("a checkpointed model over four processes trains as without checkpoint
 }
 
 // Results, and gradients of query, key and value, over a sequence of a length that does not divide evenly.
-Run run_attention(const DeviceMesh& mesh, const Placements& placements, const ContextParallelOptions& options) {
+Run run_attention(const DeviceMesh& mesh, const Placements& placements, const ContextParallelOptions& options,
+                  int64_t length) {
   Run run;
   Tensors inputs;
   for (int64_t i = 0; i < 3; ++i) {
-    const Tensor whole = torch::arange(2 * 4 * 11 * 3, torch::kDouble).add(i).sin().view({2, 4, 11, 3});
+    const Tensor whole = torch::arange(2 * 4 * length * 3, torch::kDouble).add(i).sin().view({2, 4, length, 3});
     const Tensor ordered = options.load_balance ? to_head_tail(whole, 2, mesh.size("cp")) : whole;
     inputs.push_back(distribute_tensor(ordered, mesh, placements).requires_grad_());
   }
@@ -223,12 +224,14 @@ TEST_CASE("attention over a sharded sequence over four processes is that of one 
   for (const auto method : {ContextParallelMethod::kRing, ContextParallelMethod::kAllToAll}) {
     for (const bool load_balance : {false, true}) {
       CAPTURE(static_cast<int>(method), load_balance);
-      const auto run = [&](const World& world) {
-        return run_attention(DeviceMesh(world, {4}, {"cp"}), {Shard(2)}, {method, load_balance});
-      };
-      check_same(run(job_world()), run(twin_world()));
+      for (const int64_t length : {11, 5}) {  // of 5, the last rank has none
+        const auto run = [&](const World& world) {
+          return run_attention(DeviceMesh(world, {4}, {"cp"}), {Shard(2)}, {method, load_balance}, length);
+        };
+        check_same(run(job_world()), run(twin_world()));
+      }
       const auto run_with_heads = [&](const World& world) {
-        return run_attention(DeviceMesh(world, {2, 2}, {"cp", "tp"}), {Shard(2), Shard(1)}, {method, load_balance});
+        return run_attention(DeviceMesh(world, {2, 2}, {"cp", "tp"}), {Shard(2), Shard(1)}, {method, load_balance}, 11);
       };
       check_same(run_with_heads(job_world()), run_with_heads(twin_world()));
     }
