@@ -6,7 +6,8 @@
 // Inside, every torch::scaled_dot_product_attention() of distributed tensors computes with query, key and value sharded
 // by their length over the mesh dim, and so is its result; an argument in another layout is redistributed first, an
 // implicit redistribution. On plain tensors nothing changes. Attention that a model composes of products and a softmax
-// itself is not reached. Backward communicates alike, wherever it is called; it has no second derivatives with kRing.
+// itself is not reached. Backward communicates alike, wherever it is called. kRing has no second derivatives, and
+// kCheapest may choose it: name kAllToAll for them.
 //
 // Source: Liu et al., Ring Attention with Blockwise Transformers, 2023; Jacobs et al., DeepSpeed Ulysses, 2023;
 // torch.distributed.tensor.experimental.context_parallel.
@@ -22,7 +23,9 @@ namespace dtensor {
 enum class ContextParallelMethod : uint8_t {
   kCheapest,  // the one of the two that the cost model prefers for the layouts of the call
   kRing,      // the blocks of key and value visit every rank in turn; no rank has more than two that are not its own
-  kAllToAll,  // each rank has some heads of the whole sequence meanwhile; needs as many heads as the mesh dim has ranks
+  // Each rank has some heads of the whole sequence meanwhile. Needs as many heads as the mesh dim has ranks, times the
+  // ranks of other mesh dims that shard heads.
+  kAllToAll,
 };
 
 struct ContextParallelOptions {
@@ -44,7 +47,8 @@ struct ContextParallelSetting {
 
 // A guard: lasts until the end of the block, and nests; of the current thread.
 // Errors of scaled_dot_product_attention() inside: the mesh of its tensors has no such dim; dropout; a mask that
-// requires grad; tensors of fewer than 3 or more than 4 dims; fewer heads than ranks with kAllToAll; those of ATen.
+// requires grad; a tangent (forward-mode AD); tensors on different meshes; tensors of fewer than 3 or more than 4 dims;
+// batches or heads that would broadcast; fewer heads than ranks with kAllToAll; those of ATen.
 class ContextParallel {
  public:
   // `mesh_dim`: its name. Error (ValueError): an empty name.
