@@ -125,6 +125,18 @@ TEST_CASE("flight report: a call's cause and bytes are part of it") {
   }
 }
 
+TEST_CASE("flight report: the module, which one rank of four names, is shown and not compared") {
+  auto dumps = four();
+  for (auto& dump : dumps) dump.call(kAll, "all_gather", 10);
+  dumps[1].json()["entries"][0]["cause"]["module_path"] = "after layers.0";
+  const std::string call = "all_gather over tp for aten::mm, argument mat2: f32[8](S(0)) -> (R) @ mesh(tp=4), 64 B, ";
+  CHECK_FALSE(compare(dumps).diverged);
+  CHECK_THAT(compare(dumps).text, Contains("  1  completed: 0-3  " + call + "after layers.0\n"));
+  dumps[2].json()["entries"][0]["cause"]["module_path"] = "layers.0";
+  CHECK_FALSE(compare(dumps).diverged);
+  CHECK_THAT(compare(dumps).text, Contains(call + "after layers.0 or in layers.0\n"));
+}
+
 TEST_CASE("flight report: a rank that does not come, and where it is instead") {
   auto dumps = four();
   for (int64_t r = 0; r < 4; ++r) {

@@ -92,8 +92,6 @@ std::string what_of(const Field& entry) {
   if (const std::string op = cause["op"].text(); !op.empty()) absl::StrAppend(&text, " for ", op);
   if (const std::string argument = cause["argument"].text(); !argument.empty())
     absl::StrAppend(&text, ", argument ", argument);
-  if (const std::string module = cause["module_path"].text(); !module.empty())
-    absl::StrAppend(&text, ", ", internal::in_module(module));
   const std::string tensor = entry["tensor"].text();
   return absl::StrCat(text, ": ", tensor.empty() ? entry["dtype"].text() : tensor, ", ", entry["bytes"].number(), " B");
 }
@@ -162,6 +160,7 @@ FlightDump parse_flight_dump(const std::string& file, const std::string& text) {
     call.group = found->second;
     call.sequence = entry["collective_seq_id"].number();
     call.what = what_of(entry);
+    if (entry.has("cause")) call.module = internal::in_module(entry["cause"]["module_path"].text());
     call.state = entry["state"].text();
     if (call.state != "completed" && entry.has("retired") && entry["retired"].json() == true) call.state = "failed";
     call.created_ns = entry["time_created_ns"].number();

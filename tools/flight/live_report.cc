@@ -62,7 +62,8 @@ std::string doing(const LiveRank& rank) {
                ? "in no collective, and has made none"
                : absl::StrCat("in no collective; its last ones were ", absl::StrJoin(answer.last, "; "));
   }
-  const std::string call = absl::StrCat("call ", latest->sequence, ": ", latest->what);
+  const std::string call =
+      absl::StrCat("call ", latest->sequence, ": ", latest->what, latest->module.empty() ? "" : ", ", latest->module);
   if (latest->completed_ns == 0) return absl::StrCat("begins ", call);
   return absl::StrCat("in no collective for ",
                       seconds_text(static_cast<double>(answer.dump.time_ns - latest->completed_ns) / 1e9),

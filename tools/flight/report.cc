@@ -19,6 +19,7 @@ namespace {
 // One call of one group, by all its ranks.
 struct Call {
   std::map<std::string, std::map<std::string, std::vector<int64_t>>> ways;  // what -> state -> ranks
+  std::map<std::string, std::set<std::string>> modules;                     // what -> by those ranks that name one
   std::vector<int64_t> here, unreached, forgotten;
   int64_t begin_ns = std::numeric_limits<int64_t>::max();
 
@@ -27,6 +28,11 @@ struct Call {
       return std::any_of(way.second.begin(), way.second.end(),
                          [](const auto& state) { return state.first != "completed"; });
     });
+  }
+  // What the ranks of `way` did, for texts.
+  std::string text(const std::string& way) const {
+    const auto found = modules.find(way);
+    return found == modules.end() ? way : absl::StrCat(way, ", ", absl::StrJoin(found->second, " or "));
   }
 };
 
@@ -100,6 +106,7 @@ std::vector<GroupView> align(const std::vector<FlightDump>& dumps) {
           const auto at = track.calls.find(n);
           if (at != track.calls.end()) {
             call.ways[at->second->what][at->second->state].push_back(rank);
+            if (!at->second->module.empty()) call.modules[at->second->what].insert(at->second->module);
             call.here.push_back(rank);
             call.begin_ns = std::min(call.begin_ns, at->second->created_ns);
           } else {
@@ -131,7 +138,7 @@ void print_table(std::ostream& out, const GroupView& group, int64_t last) {
   for (auto it = std::next(group.calls.begin(), std::max<int64_t>(0, count - last)); it != group.calls.end(); ++it) {
     std::string number = absl::StrCat(it->first);
     for (const auto& [what, states] : it->second.ways) {
-      lines.push_back({std::exchange(number, ""), states_text(states), what});
+      lines.push_back({std::exchange(number, ""), states_text(states), it->second.text(what)});
     }
     if (!it->second.unreached.empty())
       lines.push_back({"", absl::StrCat("not reached: ", ranks_text(it->second.unreached)), ""});
@@ -159,7 +166,8 @@ std::string whereabouts(const std::vector<GroupView>& groups, int64_t rank, cons
   for (auto it = except.calls.rbegin(); it != except.calls.rend(); ++it) {
     if (!member(it->second.here)) continue;
     for (const auto& way : it->second.ways) {
-      if (member(all_of(way.second))) text = absl::StrCat("; its last one there is call ", it->first, ", ", way.first);
+      if (member(all_of(way.second)))
+        text = absl::StrCat("; its last one there is call ", it->first, ", ", it->second.text(way.first));
     }
     break;
   }
@@ -169,7 +177,7 @@ std::string whereabouts(const std::vector<GroupView>& groups, int64_t rank, cons
         for (const auto& [state, ranks] : states) {
           if (state == "completed" || !member(ranks)) continue;
           absl::StrAppend(&text, state == "failed" ? "; it failed in call " : "; it is in call ", n, " over ",
-                          group.title(), ", ", what);
+                          group.title(), ", ", call.text(what));
         }
       }
     }
@@ -189,7 +197,7 @@ Divergence divergence(const std::vector<GroupView>& groups, const GroupView& gro
   if (call.ways.size() > 1) {
     // The many are right.
     std::vector<std::pair<std::vector<int64_t>, std::string>> sides;
-    for (const auto& way : call.ways) sides.push_back({all_of(way.second), way.first});
+    for (const auto& way : call.ways) sides.push_back({all_of(way.second), call.text(way.first)});
     std::stable_sort(sides.begin(), sides.end(),
                      [](const auto& a, const auto& b) { return a.first.size() < b.first.size(); });
     const std::string text = absl::StrJoin(sides, ", while ", [&](std::string* out, const auto& side) {
@@ -198,7 +206,8 @@ Divergence divergence(const std::vector<GroupView>& groups, const GroupView& gro
     return {absl::StrCat(text, ", as ", where), sides[0].first};
   }
   if (options.late_after_ns > 0 && now_ns - call.begin_ns < options.late_after_ns) return {};
-  const std::string what = absl::StrCat(call.ways.begin()->first, " (", states_text(call.ways.begin()->second), ")");
+  const std::string what =
+      absl::StrCat(call.text(call.ways.begin()->first), " (", states_text(call.ways.begin()->second), ")");
   if (!call.unreached.empty()) {
     return {absl::StrCat(ranks_named(call.unreached), call.unreached.size() == 1 ? " has" : " have", " not reached ",
                          where, ", ", what, whereabouts(groups, call.unreached[0], group)),
