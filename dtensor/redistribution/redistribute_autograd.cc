@@ -10,6 +10,7 @@
 #include "comm/scope.h"
 #include "dtensor/redistribution/internal/saved_layout.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 
@@ -47,7 +48,7 @@ struct RedistributeFn : Function<RedistributeFn> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto back = saved_for_backward<SavedForBackward>(ctx);
+    auto back = saved_for_backward<SavedForBackward>(ctx);
     std::vector<size_t> index;
     std::vector<at::Tensor> defined;
     std::vector<Layout> to;
@@ -58,6 +59,8 @@ struct RedistributeFn : Function<RedistributeFn> {
       defined.push_back(distributed_gradient(grads[i], back.to[i].mesh()));
       to.push_back(back.to[i]);
     }
+    // Unknown in forward if nothing listened then.
+    if (back.cause.module_path.empty()) back.cause.module_path = module_of_call(defined);
     const auto moved = redistribute_as(defined, to, back.cause, back.options);
     variable_list result(grads.size() + 3);
     for (size_t k = 0; k < index.size(); ++k) result[index[k]] = moved[k];

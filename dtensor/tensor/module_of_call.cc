@@ -26,8 +26,8 @@ constexpr size_t kMostFunctions = 1024;  // that a report looks at
 
 // Backward functions of operators that only arrange or cast their input, as modules do with a weight before they use
 // it.
-constexpr std::array<std::string_view, 7> kOfArrangements{
-    "TBackward0",         "TransposeBackward0", "PermuteBackward0", "ViewBackward0",
+constexpr std::array<std::string_view, 8> kOfArrangements{
+    "TBackward0",         "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "ReshapeAliasBackward0",
     "UnsqueezeBackward0", "ExpandBackward0",    "ToCopyBackward0",
 };
 
@@ -39,8 +39,9 @@ std::optional<std::string> module_of_parameter(const Node* node) {
       if (!is_dtensor(leaf) || !meta_without_sync(leaf).name) return std::nullopt;
       return module_of(meta_without_sync(leaf));
     }
+    if (node->next_edges().size() != 1) break;  // before the name, which takes longer to find
     if (std::find(kOfArrangements.begin(), kOfArrangements.end(), node->name()) == kOfArrangements.end()) break;
-    node = node->next_edges().empty() ? nullptr : node->next_edge(0).function.get();
+    node = node->next_edge(0).function.get();
   }
   return std::nullopt;
 }
@@ -66,7 +67,7 @@ const Node* function_of(const at::Tensor& t) {
   return meta->grad_fn_.get();
 }
 
-// Of the operators that `waiting` belong to and those that they depend on, the last one that read a parameter with a
+// Of the operators that `functions` belong to and those that they depend on, the last one that read a parameter with a
 // name: the module of that.
 std::optional<std::string> last_module(const std::vector<const Node*>& functions) {
   const auto is_earlier = [](const Node* a, const Node* b) { return a->sequence_nr() < b->sequence_nr(); };
@@ -95,13 +96,16 @@ std::string module_of_call(c10::ArrayRef<at::Tensor> inputs) {
   }
   if (!has_listener()) return current_scope().module_path;
   std::vector<const Node*> functions;
-  const auto node = in_backward() ? torch::autograd::get_current_node() : nullptr;
+  const bool backward = in_backward();
+  // Lives until the end: `functions` point to it.
+  const auto node = backward ? torch::autograd::get_current_node() : nullptr;
   if (node) {
+    if (auto module = module_of_parameter(node.get())) return *module;  // in a hook of the parameter
     if (auto module = module_read_by(*node)) return *module;
     functions.push_back(node.get());
   }
   for (const at::Tensor& t : inputs) {
-    if (!is_dtensor(t)) continue;
+    if (backward || !is_dtensor(t)) continue;  // with create_graph, gradients come from functions of this backward
     const Node* const function = function_of(t);
     if (function == nullptr) continue;
     if (auto module = module_of_parameter(function)) return *module;

@@ -107,11 +107,12 @@ double seconds_to(const at::Tensor& t, const Placements& to) {
   return t.defined() && spec_of(t)->placements() != to ? cached_plan(spec_of(t), to)->seconds : 0;
 }
 
-// Redistributes an argument to the layout of the computation.
-at::Tensor redistributed(const c10::OperatorHandle& op, const at::Tensor& t, const Placements& to, const char* name) {
+// Redistributes an argument to the layout of the computation. `weight`: of the call.
+at::Tensor redistributed(const c10::OperatorHandle& op, const at::Tensor& t, const Placements& to, const char* name,
+                         const at::Tensor& weight) {
   if (!t.defined()) return t;
   if (is_leaf_parameter(t)) keep_gradient_layout(t);
-  return redistribute_below_autograd(t, to, halo_cause(op, t, name));
+  return redistribute_below_autograd(t, to, halo_cause(op, {t, weight}, name));
 }
 
 void report(const c10::OperatorHandle& op, const at::Tensor& weight, const Work& work) {
@@ -139,11 +140,11 @@ void convolution(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{{call->source, result, call->convolution.halo_dims()}, result, more, work.of_rank};
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  const at::Tensor input = redistributed(op, input_given, layouts.input, "input"),
-                   weight = redistributed(op, weight_given, layouts.weight, "weight"),
-                   bias = redistributed(op, bias_given, layouts.bias, "bias");
+  const at::Tensor input = redistributed(op, input_given, layouts.input, "input", weight_given),
+                   weight = redistributed(op, weight_given, layouts.weight, "weight", weight_given),
+                   bias = redistributed(op, bias_given, layouts.bias, "bias", weight_given);
   RankTensors locals =
-      boxes_of(*decision->plan, input, call->convolution.box_key(), halo_cause(op, weight_given, "input"));
+      boxes_of(*decision->plan, input, call->convolution.box_key(), halo_cause(op, {input, weight_given}, "input"));
   {
     LocalGuard guard;
     for (size_t i = 0; i < locals.size(); ++i) {
@@ -179,13 +180,13 @@ void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const HaloPlan& plan = *decision->plan;
-  const at::Tensor grad = redistributed(op, grad_given, of_grad, "grad_output"),
-                   weight = redistributed(op, weight_given, layouts.weight, "weight");
+  const at::Tensor grad = redistributed(op, grad_given, of_grad, "grad_output", weight_given),
+                   weight = redistributed(op, weight_given, layouts.weight, "weight", weight_given);
   const auto& grads = meta_for_read(grad).locals;
   RankTensors boxes;
   if (mask[1]) {
-    const at::Tensor input = redistributed(op, input_given, layouts.input, "input");
-    boxes = boxes_of(plan, input, call->convolution.box_key(), halo_cause(op, weight_given, "input"));
+    const at::Tensor input = redistributed(op, input_given, layouts.input, "input", weight_given);
+    boxes = boxes_of(plan, input, call->convolution.box_key(), halo_cause(op, {input, weight_given}, "input"));
   } else {
     LocalGuard guard;  // only its sizes matter
     for (size_t i = 0; i < grads.size(); ++i) boxes.push_back(grads[i].new_zeros(plan.ranks[i].wanted));
@@ -203,8 +204,8 @@ void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
   report(op, weight_given, work);
   std::array<at::Tensor, 3> results;
   if (mask[0]) {
-    results[0] = make_dtensor(decision->result,
-                              back_from_boxes(plan, std::move(locals[0]), halo_cause(op, weight_given, "grad_output")));
+    results[0] = make_dtensor(decision->result, back_from_boxes(plan, std::move(locals[0]),
+                                                                halo_cause(op, {grad, weight_given}, "grad_output")));
   }
   const SpecPtr w = spec_of(weight_given);
   if (mask[1]) results[1] = make_dtensor(w->with_placements(layouts.grad_weight), std::move(locals[1]));

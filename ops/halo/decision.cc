@@ -148,8 +148,8 @@ bool has_nonlinear_partial(const Placements& placements) {
   });
 }
 
-CommCause halo_cause(const c10::OperatorHandle& op, const at::Tensor& t, const char* argument) {
-  return {c10::toString(op.operator_name()), argument, module_of_call(t), /*implicit=*/true};
+CommCause halo_cause(const c10::OperatorHandle& op, c10::ArrayRef<at::Tensor> inputs, const char* argument) {
+  return {c10::toString(op.operator_name()), argument, module_of_call(inputs), /*implicit=*/true};
 }
 
 }  // namespace dtensor::internal

@@ -50,6 +50,7 @@ Placements as_addends(Placements placements);
 // Whether any of the placements is a Partial other than sum or average.
 bool has_nonlinear_partial(const Placements& placements);
 
-CommCause halo_cause(const c10::OperatorHandle& op, const at::Tensor& t, const char* argument);
+// `inputs`: of the call, for its module.
+CommCause halo_cause(const c10::OperatorHandle& op, c10::ArrayRef<at::Tensor> inputs, const char* argument);
 
 }  // namespace dtensor::internal

@@ -47,14 +47,16 @@ struct CrossEntropyFn : torch::autograd::Function<CrossEntropyFn> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const at::Tensor none;
     if (!grads[0].defined()) return {none, none, none, none};
-    const auto call = c10::static_intrusive_pointer_cast<CrossEntropyCall>(ctx->saved_data.at("call").toCapsule());
+    CrossEntropyCall call =
+        *c10::static_intrusive_pointer_cast<CrossEntropyCall>(ctx->saved_data.at("call").toCapsule());
     const variable_list saved = ctx->get_saved_variables();
     const CrossEntropyTensors in{saved[0], saved[1], saved[2]};
     const CrossEntropyLoss loss{none, saved[3], saved[4], saved[5], saved[6]};
     const at::Tensor grad = distributed_gradient(grads[0], in.spec().mesh());
+    if (call.module_path.empty()) call.module_path = module_of_call(grad);  // unknown if nothing listened in forward
     const bool create_graph = at::GradMode::is_enabled();
-    return {create_graph ? differentiable_cross_entropy_gradient(grad, in, loss, *call)
-                         : cross_entropy_gradient(grad, in, loss, *call),
+    return {create_graph ? differentiable_cross_entropy_gradient(grad, in, loss, call)
+                         : cross_entropy_gradient(grad, in, loss, call),
             none, none, none};
   }
 };

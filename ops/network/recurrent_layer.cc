@@ -50,7 +50,8 @@ RecurrentState step(RecurrentCell cell, const RecurrentWeights& w, const at::Ten
 
 // The state in the split of the input's batch: from zeros or a replicated state, each rank takes its part. Otherwise
 // the first step would compute the whole batch on every rank. `dim`: of the input's batch; that of the state is dim 0.
-RecurrentState with_batch_of(const at::Tensor& input, int64_t dim, const RecurrentState& state) {
+RecurrentState with_batch_of(const at::Tensor& input, int64_t dim, const RecurrentState& state,
+                             const RecurrentWeights& w) {
   return state.map([&](const at::Tensor& t) {
     const bool can_move = is_dtensor(input) && is_dtensor(t) && !t.requires_grad();
     if (!can_move || spec_of(input)->mesh() != spec_of(t)->mesh()) return t;
@@ -58,7 +59,8 @@ RecurrentState with_batch_of(const at::Tensor& input, int64_t dim, const Recurre
     for (size_t m = 0; m < to.size(); ++m) {
       if (to[m].is_replicate() && spec_of(input)->placements()[m] == Shard(dim)) to[m] = Shard(0);
     }
-    return redistribute_below_autograd(t, to, {"recurrent", "hx", module_of_call(input), /*implicit=*/true});
+    const CommCause cause{"recurrent", "hx", module_of_call({input, w.input, w.hidden}), /*implicit=*/true};
+    return redistribute_below_autograd(t, to, cause);
   });
 }
 
@@ -85,7 +87,7 @@ RecurrentOutput run_padded(RecurrentCell cell, const RecurrentWeights& w, const 
                            bool reverse, const Tensors& running) {
   const Tensors inputs = at::linear(input, w.input, w.input_bias).unbind(0);
   Tensors outputs(inputs.size());
-  state = with_batch_of(input, 1, state);
+  state = with_batch_of(input, 1, state, w);
   for (size_t k = 0; k < inputs.size(); ++k) {
     const size_t t = reverse ? inputs.size() - 1 - k : k;
     RecurrentState next = step(cell, w, inputs[t], state);

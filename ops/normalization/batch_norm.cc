@@ -17,8 +17,10 @@
 #include <tuple>
 #include <utility>
 
+#include "comm/scope.h"
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/split_rows.h"
@@ -155,7 +157,11 @@ struct Normalized {
 // Running statistics are written in place and keep their layout: only their increments move. Functional forms write to
 // copies.
 Normalized train(const c10::OperatorHandle& op, BatchNormCall call, bool functional) {
-  call.input = reduced(call.input, op, "input");
+  call.input = reduced(call.input, op, "input", call.weight);
+  // For var_mean(), which reads no parameter.
+  const ScopeGuard module([&](Scope& s) {
+    s.module_path = module_of_call({call.input, call.weight, call.bias, call.running_mean});
+  });
   const auto dtype = stats_type(call);
   const at::Tensor x = call.input.to(widened(call.input.scalar_type()));
   auto [var, mean] = at::var_mean(x, all_but_channels(x), /*correction=*/0, /*keepdim=*/false);
@@ -218,14 +224,15 @@ struct Backward {
 
 Gradients gradients(const c10::OperatorHandle& op, const Backward& b) {
   const auto dtype = widened(b.input.scalar_type());
-  const at::Tensor g = reduced(b.grad, op, "grad_out").to(dtype), x = reduced(b.input, op, "input").to(dtype);
+  const at::Tensor g = reduced(b.grad, op, "grad_out", b.weight).to(dtype),
+                   x = reduced(b.input, op, "input", b.weight).to(dtype);
   const auto dims = all_but_channels(x);
   std::vector<int64_t> shape(static_cast<size_t>(x.dim()), 1);
   shape[1] = x.size(1);
   const at::Tensor inverse_std = b.inverse_std.to(dtype).view(shape);
   const at::Tensor normal = (x - b.mean.to(dtype).view(shape)) * inverse_std;
   // Both sums in one exchange.
-  const at::Tensor sums = reduced(at::stack({g.sum(dims), (g * normal).sum(dims)}), op, "sums");
+  const at::Tensor sums = reduced(at::stack({g.sum(dims), (g * normal).sum(dims)}), op, "sums", b.weight);
   const at::Tensor sum = sums.select(0, 0), product = sums.select(0, 1);
   Gradients result;
   if (b.mask[0]) {

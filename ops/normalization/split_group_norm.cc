@@ -193,8 +193,9 @@ void group_norm(const c10::OperatorHandle& op, Stack& stack) {
   const Combination combination = group_combination(request, call.groups);
   if (!call.pays(seconds_to_combine(*spec_of(input), request, combination), {input}))
     return dispatch_by_rule(op, stack);
-  const auto moments = combine_summaries(input, request, combination,
-                                         {c10::toString(op.operator_name()), "input", module_of_call(input), true});
+  const auto moments = combine_summaries(
+      input, request, combination,
+      {c10::toString(op.operator_name()), "input", module_of_call({input, call.weight, call.bias}), true});
   const std::vector<int64_t> shape = {input.size(0), call.groups.count};
   const at::Tensor mean = moments[1].view(shape);
   const at::Tensor rstd = at::rsqrt(moments[0].view(shape) + call.args["eps"].toDouble());
@@ -233,10 +234,11 @@ at::Tensor sums_of_groups(const at::Tensor& a, const at::Tensor& b, const Groups
 
 std::array<at::Tensor, 3> gradients(const GroupNormCall& call, const std::array<bool, 3>& mask) {
   const SplitRows& rows = *call.rows;
-  const at::Tensor g = brought(call.grad, spec_of(rows.input)->placements(), call.op, "grad_out").to(rows.dtype);
+  const at::Tensor g =
+      brought(call.grad, spec_of(rows.input)->placements(), call.op, "grad_out", call.weight).to(rows.dtype);
   const auto stats = [&](const at::Tensor& t, const char* what) {
-    return call.of_channels(
-        call.spread(reduced(t, call.op, what).to(rows.dtype).view({rows.input.size(0), call.groups.count})));
+    return call.of_channels(call.spread(
+        reduced(t, call.op, what, call.weight).to(rows.dtype).view({rows.input.size(0), call.groups.count})));
   };
   const at::Tensor rstd = stats(call.rstd, "rstd");
   const at::Tensor normal = (rows.input.to(rows.dtype) - stats(call.mean, "mean")) * rstd;
@@ -244,7 +246,8 @@ std::array<at::Tensor, 3> gradients(const GroupNormCall& call, const std::array<
   std::iota(space.begin(), space.end(), 2);
   const auto over_space = [&](const at::Tensor& t) { return space.empty() ? t : t.sum(space); };
   const at::Tensor sums = over_space(g);
-  const at::Tensor products = brought(over_space(g * normal), spec_of(sums)->placements(), call.op, "products");
+  const at::Tensor products =
+      brought(over_space(g * normal), spec_of(sums)->placements(), call.op, "products", call.weight);
   std::array<at::Tensor, 3> result;
   if (mask[0]) {
     at::Tensor scaled = g, own = sums, own_products = products;
@@ -252,9 +255,9 @@ std::array<at::Tensor, 3> gradients(const GroupNormCall& call, const std::array<
       const at::Tensor w = brought(call.weight, rows.weights, call.op, "weight").to(rows.dtype);
       scaled = g * call.of_channels(w.view({1, -1}));
       own = sums * w;
-      own_products = brought(products * w, spec_of(own)->placements(), call.op, "products");
+      own_products = brought(products * w, spec_of(own)->placements(), call.op, "products", call.weight);
     }
-    const at::Tensor means = reduced(sums_of_groups(own, own_products, call.groups), call.op, "sums") /
+    const at::Tensor means = reduced(sums_of_groups(own, own_products, call.groups), call.op, "sums", call.weight) /
                              (static_cast<double>(rows.size()) / static_cast<double>(call.groups.count));
     const at::Tensor spread = call.spread(means);
     const at::Tensor centered =

@@ -55,7 +55,7 @@ struct NormalizationCall {
     return brought(w, rows->weights, op, name).to(rows->dtype);
   }
   at::Tensor beside_input(const at::Tensor& t, const char* name) const {
-    return brought(t, spec_of(rows->input)->placements(), op, name).to(rows->dtype);
+    return brought(t, spec_of(rows->input)->placements(), op, name, {weight, bias}).to(rows->dtype);
   }
 
   const c10::OperatorHandle& op;
@@ -84,8 +84,9 @@ void layer_norm(const c10::OperatorHandle& op, Stack& stack) {
   const Combination combination = moments_combination(request);
   const double own = seconds_to_combine(*spec_of(input), request, combination);
   if (!pays_to_stay(*call.rows, own, {input}, {call.weight, call.bias})) return dispatch_by_rule(op, stack);
-  const auto moments = combine_summaries(input, request, combination,
-                                         {c10::toString(op.operator_name()), "input", module_of_call(input), true});
+  const auto moments = combine_summaries(
+      input, request, combination,
+      {c10::toString(op.operator_name()), "input", module_of_call({input, call.weight, call.bias}), true});
   const at::Tensor &var = moments[0], &mean = moments[1];
   const at::Tensor rstd = at::rsqrt(var + call.args["eps"].toDouble());
   const at::Tensor y = result_of(call, (input.to(call.rows->dtype) - mean).mul_(rstd));
@@ -113,7 +114,7 @@ void rms_norm(const c10::OperatorHandle& op, Stack& stack) {
     return dispatch_by_rule(op, stack);
   const SplitRows& rows = *call.rows;
   const at::Tensor x = rows.input.to(rows.dtype);
-  const at::Tensor squares = reduced(x.square().sum(rows.dims, /*keepdim=*/true), op, "input");
+  const at::Tensor squares = reduced(x.square().sum(rows.dims, /*keepdim=*/true), op, "input", call.weight);
   const c10::IValue& given = call.args["eps"];
   const double least = rows.dtype == at::kDouble ? std::numeric_limits<double>::epsilon()
                                                  : static_cast<double>(std::numeric_limits<float>::epsilon());
@@ -126,8 +127,8 @@ void rms_norm(const c10::OperatorHandle& op, Stack& stack) {
 std::array<at::Tensor, 3> gradients(const NormalizationCall& call, bool of_mean, const std::array<bool, 3>& mask) {
   const SplitRows& rows = *call.rows;
   const at::Tensor grad = call.beside_input(call.grad, "grad_out"), x = rows.input.to(rows.dtype);
-  const at::Tensor rstd = reduced(call.rstd, call.op, "rstd").to(rows.dtype);
-  const at::Tensor normal = (of_mean ? x - reduced(call.mean, call.op, "mean").to(rows.dtype) : x) * rstd;
+  const at::Tensor rstd = reduced(call.rstd, call.op, "rstd", call.weight).to(rows.dtype);
+  const at::Tensor normal = (of_mean ? x - reduced(call.mean, call.op, "mean", call.weight).to(rows.dtype) : x) * rstd;
   std::array<at::Tensor, 3> result;
   if (mask[0]) {
     const at::Tensor g = call.weight.defined() ? grad * call.beside(call.weight, "weight") : grad;
@@ -136,10 +137,10 @@ std::array<at::Tensor, 3> gradients(const NormalizationCall& call, bool of_mean,
     };
     at::Tensor centered;
     if (of_mean) {  // both sums in one exchange
-      const at::Tensor means = reduced(at::stack({mean_of(g), mean_of(g * normal)}), call.op, "sums");
+      const at::Tensor means = reduced(at::stack({mean_of(g), mean_of(g * normal)}), call.op, "sums", call.weight);
       centered = (g - means.select(0, 0)).sub_(normal * means.select(0, 1));
     } else {
-      centered = g - normal * reduced(mean_of(g * normal), call.op, "sum");
+      centered = g - normal * reduced(mean_of(g * normal), call.op, "sum", call.weight);
     }
     result[0] = centered.mul_(rstd).to(rows.input.scalar_type()).contiguous();
   }

@@ -120,14 +120,18 @@ bool pays_to_stay(const SplitRows& rows, double own, const std::vector<at::Tenso
   return own + moves->weights < moves->rows;
 }
 
-at::Tensor brought(const at::Tensor& t, const Placements& to, const c10::OperatorHandle& op, const char* what) {
+at::Tensor brought(const at::Tensor& t, const Placements& to, const c10::OperatorHandle& op, const char* what,
+                   c10::ArrayRef<at::Tensor> parameters) {
   if (!t.defined()) return t;
-  return redistribute_below_autograd(t, to,
-                                     {c10::toString(op.operator_name()), what, module_of_call(t), /*implicit=*/true});
+  std::vector<at::Tensor> inputs{t};
+  inputs.insert(inputs.end(), parameters.begin(), parameters.end());
+  return redistribute_below_autograd(
+      t, to, {c10::toString(op.operator_name()), what, module_of_call(inputs), /*implicit=*/true});
 }
 
-at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what) {
-  return spec_of(t)->has_partial() ? brought(t, without_partials(spec_of(t)->placements()), op, what) : t;
+at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what,
+                   c10::ArrayRef<at::Tensor> parameters) {
+  return spec_of(t)->has_partial() ? brought(t, without_partials(spec_of(t)->placements()), op, what, parameters) : t;
 }
 
 c10::ScalarType stats_type(const SplitRows& rows, const std::vector<at::Tensor>& weights) {

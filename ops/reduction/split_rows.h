@@ -38,10 +38,13 @@ std::optional<SplitRows> split_rows(const at::Tensor& input, std::vector<int64_t
 bool pays_to_stay(const SplitRows& rows, double own, const std::vector<at::Tensor>& moving,
                   const std::vector<at::Tensor>& weights);
 
-// Redistributes `t`; an undefined tensor stays undefined. `what`: the argument's name.
-at::Tensor brought(const at::Tensor& t, const Placements& to, const c10::OperatorHandle& op, const char* what);
+// Redistributes `t`; an undefined tensor stays undefined. `what`: the argument's name. `parameters`: of the call, for
+// reports that name its module.
+at::Tensor brought(const at::Tensor& t, const Placements& to, const c10::OperatorHandle& op, const char* what,
+                   c10::ArrayRef<at::Tensor> parameters = {});
 // Redistributes `t` so that nothing is Partial.
-at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what);
+at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what,
+                   c10::ArrayRef<at::Tensor> parameters = {});
 // As in the CPU kernels of layer and group norm: statistics of half types are in float only with float weights.
 c10::ScalarType stats_type(const SplitRows& rows, const std::vector<at::Tensor>& weights);
 // Casts addends to the weight's type: each rank casts its own, as the kernels do.

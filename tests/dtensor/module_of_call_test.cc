@@ -1,6 +1,7 @@
 // The module that reports name for an operator: of its parameter, or that of the operator before.
 #include "dtensor/tensor/module_of_call.h"
 
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn.h>
 
 #include <map>
@@ -42,8 +43,11 @@ TORCH_MODULE(Attention);
 
 struct ModelImpl : torch::nn::Module {
   ModelImpl()
-      : attention(register_module("attention", Attention())), own(register_parameter("own", torch::ones({6}))) {}
+      : attention(register_module("attention", Attention())),
+        norm(register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})))),
+        own(register_parameter("own", torch::ones({6}))) {}
   Attention attention;
+  torch::nn::LayerNorm norm = nullptr;
   torch::Tensor own;
 };
 TORCH_MODULE(Model);
@@ -90,6 +94,55 @@ TEST_CASE("module of a call: in backward it is that of the operator whose gradie
   }
   CHECK(counts(comm, true).count("attention.wo") == 1);        // the gradient of the weight
   CHECK(counts(comm, true).count("after attention.wo") == 1);  // redistribute
+}
+
+TEST_CASE("module of a call: backward names the module also if nothing listened in forward") {
+  Model model = make_model();
+  const auto y = torch::linear(batch({Shard(0)}), model->attention->wo->weight);
+  const auto loss = torch::logsumexp(redistribute(y, {Shard(2)}), 2).sum();
+  const CommDebugMode comm;
+  loss.backward();
+  CHECK(counts(comm, true) == Counts{{"attention.wo", 1}, {"after attention.wo", 1}});
+}
+
+TEST_CASE("module of a call: in a hook of a parameter, that of the parameter") {
+  Model model = make_model();
+  const CommDebugMode comm;
+  std::string module;
+  model->attention->wo->weight.register_hook([&](const torch::Tensor& grad) { module = module_of_call(grad); });
+  torch::linear(batch(), model->attention->wo->weight).sum().backward();
+  CHECK(module == "attention.wo");
+}
+
+TEST_CASE("module of a call: create_graph leaves the module as it is") {
+  for (const bool create_graph : {false, true}) {
+    Model model = make_model();
+    const CommDebugMode comm;
+    const auto hidden = torch::linear(batch(), model->attention->wq->weight).exp();
+    std::string module;
+    hidden.register_hook([&](const torch::Tensor& grad) { module = module_of_call(grad); });
+    const auto y = torch::linear(hidden, model->attention->wo->weight).square().sum();
+    torch::autograd::grad({y}, {model->attention->wq->weight}, {}, /*retain_graph=*/true, create_graph);
+    INFO("create_graph " << create_graph);
+    CHECK(module == "after attention.wq");
+  }
+}
+
+TEST_CASE("module of a call: normalization of what is sharded is in the module of its weight") {
+  Model model = make_model();
+  const auto sharded = [&] { return redistribute(torch::linear(batch(), model->attention->wq->weight), {Shard(2)}); };
+  const auto x = sharded(), z = sharded();
+  const auto positions = redistribute(torch::linear(batch(), model->attention->wq->weight), {Shard(0)}).transpose(1, 2);
+  CommDebugMode comm;
+  const auto y = torch::layer_norm(x, {6}, model->norm->weight, model->norm->bias);
+  const int64_t before = comm.total();
+  CHECK(before > 0);
+  const auto rms = torch::rms_norm(z, {6}, model->norm->weight);
+  CHECK(comm.total() > before);
+  const int64_t of_rows = comm.total();
+  torch::batch_norm(positions, model->norm->weight, {}, {}, {}, /*training=*/true, 0.1, 1e-5, false);
+  CHECK(comm.total() > of_rows);
+  CHECK(counts(comm, false) == Counts{{"norm", comm.total()}});
 }
 
 TEST_CASE("module of a call: of a parameter among the inputs, also transposed, reshaped or cast") {
