@@ -130,18 +130,15 @@ TEST_CASE("module of a call: create_graph leaves the module as it is") {
 
 TEST_CASE("module of a call: normalization of what is sharded is in the module of its weight") {
   Model model = make_model();
-  const auto sharded = [&] { return redistribute(torch::linear(batch(), model->attention->wq->weight), {Shard(2)}); };
-  const auto x = sharded(), z = sharded();
+  const auto x = redistribute(torch::linear(batch(), model->attention->wq->weight), {Shard(2)});
   const auto positions = redistribute(torch::linear(batch(), model->attention->wq->weight), {Shard(0)}).transpose(1, 2);
   CommDebugMode comm;
-  const auto y = torch::layer_norm(x, {6}, model->norm->weight, model->norm->bias);
+  torch::layer_norm(x, {6}, model->norm->weight, model->norm->bias);
   const int64_t before = comm.total();
   CHECK(before > 0);
-  const auto rms = torch::rms_norm(z, {6}, model->norm->weight);
-  CHECK(comm.total() > before);
-  const int64_t of_rows = comm.total();
   torch::batch_norm(positions, model->norm->weight, {}, {}, {}, /*training=*/true, 0.1, 1e-5, false);
-  CHECK(comm.total() > of_rows);
+  CHECK(comm.total() > before);
+  INFO(comm.to_string());
   CHECK(counts(comm, false) == Counts{{"norm", comm.total()}});
 }
 
