@@ -41,6 +41,8 @@ struct ExpertTokens {
 // redistributed, as of fully_shard(), where they are not Shard(0) over `mesh_dim`, which may leave ranks without
 // experts, and Replicate over other mesh dims. Besides, two collectives: an all_gather of one count per expert and
 // rank, and the all_to_all of the tokens, whose gradients come back in one more. All ranks must call backward alike.
+// In a job every process must have a rank of the mesh: a stage of a Pipeline that not all processes have a rank of
+// cannot use it, since operators of a stage run in every process.
 // Errors: (ValueError, TypeError) arguments and layouts other than these; (IndexError, on all ranks of the group) an id
 // that is no expert; NotImplementedError: this process has no data of the mesh.
 ExpertTokens moe_dispatch(const at::Tensor& tokens, const at::Tensor& expert_ids,
@@ -49,7 +51,11 @@ ExpertTokens moe_dispatch(const at::Tensor& tokens, const at::Tensor& expert_ids
 // Sends the experts' results back: [received, any width] for each entry of `sent.rows`. Returns, in the layout of the
 // tokens, the sum of the k results of each times `shares`, [..., k]; without shares their sum. Experts without rows,
 // and ranks without any, may be skipped: their weights get zeros as gradients, and all ranks still communicate alike.
-// Errors (ValueError): results of another number of rows; widths or dtypes that differ; shares of other sizes.
+// For gradients of gradients (create_graph) nothing may be skipped: a rank without rows or experts, too, must compute
+// its results from `sent.rows` and `sent.weights`.
+// Errors (ValueError): results of another number of rows; shares of other sizes; widths or dtypes that differ between
+// ranks of this process. In a job those of other processes are not checked: a rank without rows must give the others'
+// width and dtype.
 at::Tensor moe_combine(const ExpertTokens& sent, const std::vector<at::Tensor>& results, const at::Tensor& shares = {});
 
 }  // namespace dtensor
