@@ -30,9 +30,10 @@ struct ExpertRoute {
   SpecPtr tokens;
   int64_t choices = 0;  // k of a token
   RowExchange exchange;
-  // Of each rank: the rows as they lie in the layout, [tokens * k], and as they were sent, sorted by expert.
+  // Of each rank: layout_order[j]: where row j of the layout, [tokens * k], stands among the rows sent, which are
+  // sorted by expert.
   std::vector<at::Tensor> layout_order;
-  // Of each rank: the received rows by expert, and as they arrived, by sender.
+  // Of each rank: sender_order[j]: where the j-th row that arrived, by sender, stands among those sorted by expert.
   std::vector<at::Tensor> sender_order;
 };
 
@@ -181,7 +182,9 @@ std::vector<at::Tensor> local_experts(const at::Tensor& weight, const Spec& toke
     whole.push_back(m == dim ? Shard(0) : Replicate());
     gradient.push_back(m == dim ? Shard(0) : tokens.placements()[m].is_sharded() ? Partial() : Replicate());
   }
-  return to_local(redistribute_as(weight, whole, explicit_cause(kDispatch)), gradient);
+  const at::Tensor moved = redistribute_as(weight, whole, explicit_cause(kDispatch));
+  fetch_parts(moved);  // a slice may have none yet
+  return to_local(moved, gradient);
 }
 
 }  // namespace
@@ -210,6 +213,7 @@ ExpertTokens moe_dispatch(const at::Tensor& tokens, const at::Tensor& expert_ids
   ExpertTokens result;
   for (const at::Tensor& weight : weights) result.weights.push_back(local_experts(weight, *spec, dim));
   const at::Tensor own_ids = redistribute_as(expert_ids, spec->placements(), explicit_cause(kDispatch));
+  for (const at::Tensor& t : {own_ids, tokens}) fetch_parts(t);  // a slice may have none yet
   const PlainFactories plain;
   auto route = std::make_shared<ExpertRoute>();
   route->tokens = spec;
@@ -270,7 +274,11 @@ at::Tensor moe_combine(const ExpertTokens& sent, const std::vector<at::Tensor>& 
   for (const auto& of_weight : sent.weights) reached.insert(reached.end(), of_weight.begin(), of_weight.end());
   const std::vector<at::Tensor> returned = exchange_rows(rows, back, reached);
   std::vector<at::Tensor> of_choices;
-  if (shares.defined()) of_choices = to_local(redistribute_as(shares, spec.placements(), explicit_cause(kCombine)));
+  if (shares.defined()) {
+    const at::Tensor moved = redistribute_as(shares, spec.placements(), explicit_cause(kCombine));
+    fetch_parts(moved);
+    of_choices = to_local(moved);
+  }
   std::vector<at::Tensor> locals;
   FromLocalOptions options;
   options.shape.emplace(spec.sizes().begin(), spec.sizes().end());

@@ -17,6 +17,7 @@
 #include "comm/group.h"
 #include "dtensor/dispatch/local_parts.h"
 #include "dtensor/redistribution/internal/check_parts.h"
+#include "dtensor/redistribution/internal/plain_gradients.h"
 #include "dtensor/redistribution/internal/redistribute_arguments.h"
 #include "dtensor/redistribution/internal/saved_layout.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
@@ -84,6 +85,7 @@ struct ToLocalFn : Function<ToLocalFn> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto s = saved_for_backward<SavedLayout>(ctx);
     const auto expected = s.spec->with_placements(s.placements);
+    make_plain(grads, s.spec->mesh(), "to_local");
     check_replicas(*expected, grads);
     for (size_t i = 0; i < grads.size(); ++i) {
       if (grads[i].defined()) {  // autograd passes one tensor to several inputs with the same gradient

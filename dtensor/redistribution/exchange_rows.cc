@@ -11,6 +11,7 @@
 
 #include "comm/comm_call.h"
 #include "comm/communicator.h"
+#include "dtensor/redistribution/internal/plain_gradients.h"
 #include "dtensor/redistribution/internal/saved_layout.h"
 #include "dtensor/tensor/representation.h"
 
@@ -71,6 +72,7 @@ struct ExchangeRowsFn : Function<ExchangeRowsFn> {
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto exchange = saved_for_backward<RowExchange>(ctx);
+    make_plain(grads, exchange.mesh, "exchange_rows");
     for (size_t i = 0; i < grads.size(); ++i) {
       // Of rows that were not used. Other ranks may have used theirs, so that zeros are sent.
       if (!grads[i].defined()) grads[i] = zero_rows(ctx, exchange, i);

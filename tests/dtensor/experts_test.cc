@@ -206,6 +206,50 @@ TEST_CASE("a rank that computes nothing for its lack of rows still sends the gra
   CHECK(torch::equal(full_tensor(x.grad()), torch::full({8, kWidth}, 3., torch::kDouble)));
 }
 
+TEST_CASE("experts without rows that are skipped inside a MeshScope get zeros as gradients", "[experts]") {
+  const DeviceMesh mesh(world(), {4}, {"ep"});
+  const Tensor ids =
+      torch::tensor({1, 0, 3, 1, 5, 1, 3, 0}, torch::kLong).view({8, 1});  // not 2 and 4; rank 3 has none
+  Tensor x = numbers({8, kWidth}, 4).requires_grad_(), scales = numbers({6}, 2).requires_grad_();
+  (x * scales.index_select(0, ids.view(-1)).unsqueeze(1)).square().sum().backward();
+  for (const bool splits_by_size : {true, false}) {
+    CAPTURE(splits_by_size);
+    const MeshScope scope(mesh);
+    const Tensor distributed = distribute_tensor(x.detach(), mesh, {Shard(0)}).requires_grad_();
+    const Tensor experts = distribute_tensor(scales.detach(), mesh, {Shard(0)}).requires_grad_();
+    const ExpertTokens sent = moe_dispatch(distributed, distribute_tensor(ids, mesh, {Shard(0)}), {experts}, "ep");
+    std::vector<Tensor> results;
+    for (size_t i = 0; i < sent.rows.size(); ++i) {
+      const auto rows = sent.rows[i].split_with_sizes(sent.counts[i]);
+      const auto weights = splits_by_size ? sent.weights[0][i].split(1) : sent.weights[0][i].unbind();
+      std::vector<Tensor> of_expert{sent.rows[i].new_zeros({0, kWidth})};
+      for (size_t e = 0; e < rows.size(); ++e) {
+        if (rows[e].size(0) > 0) of_expert.push_back(rows[e] * weights[e]);
+      }
+      results.push_back(torch::cat(of_expert));
+    }
+    moe_combine(sent, results).square().sum().backward();
+    CHECK(torch::allclose(full_tensor(experts.grad()), scales.grad(), 1e-10, 1e-12));
+    CHECK(torch::allclose(full_tensor(distributed.grad()), x.grad(), 1e-10, 1e-12));
+  }
+}
+
+TEST_CASE("slices of ids, tokens, shares and weights that no operator has read are fetched", "[experts]") {
+  const DeviceMesh mesh(world(), {4}, {"ep"});
+  const Tensor x = numbers({11, kWidth}, 4), scales = numbers({9}, 2), shares = numbers({11, 1}, 3);
+  const Tensor ids = torch::arange(11).remainder(8).view({11, 1});
+  const auto slice = [&](const Tensor& t, int64_t begin, int64_t end) {
+    return distribute_tensor(t, mesh, {Shard(0)}).slice(0, begin, end);
+  };
+  const ExpertTokens sent = moe_dispatch(slice(x, 1, 10), slice(ids, 1, 10), {slice(scales, 0, 8)}, "ep");
+  std::vector<Tensor> results;
+  for (size_t i = 0; i < sent.rows.size(); ++i)
+    results.push_back(sent.rows[i] *
+                      sent.weights[0][i].repeat_interleave(torch::tensor(sent.counts[i], torch::kLong)).unsqueeze(1));
+  const Tensor expected = x * shares * scales.index_select(0, ids.view(-1)).unsqueeze(1);
+  CHECK(torch::allclose(full_tensor(moe_combine(sent, results, slice(shares, 1, 10))), expected.slice(0, 1, 10)));
+}
+
 TEST_CASE("ids and weights in other layouts than the tokens are redistributed, with their gradients", "[experts]") {
   const DeviceMesh mesh(world(), {2, 2}, {"dp", "ep"});
   const Tensor x = numbers({6, kWidth}, 4), ids = torch::arange(12).view({6, 2}).remainder(5);
