@@ -5,6 +5,7 @@
 #include <c10/core/GradMode.h>
 
 #include <optional>
+#include <string>
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
@@ -16,16 +17,30 @@
 namespace dtensor {
 namespace {
 
+std::string place_of(const at::Tensor& t) { return is_dtensor(t) ? "on " + DTensor(t).mesh().to_string() : "plain"; }
+
+void check_same_mesh(const char* name, const at::Tensor& t, const at::Tensor& other, const char* what) {
+  const bool fits =
+      is_dtensor(t) ? is_dtensor(other) && DTensor(t).mesh() == DTensor(other).mesh() : !is_dtensor(other);
+  TORCH_CHECK_VALUE(fits, "[KVCache] ", name, " is ", place_of(t), ", but ", what, " ", place_of(other),
+                    ": keys, values and steps need one mesh; inside its MeshScope SequenceSlots::step() is on it");
+}
+
 void check_new_tokens(const char* name, const at::Tensor& t, const at::Tensor& kept, const GenerationStep& step) {
   TORCH_CHECK_VALUE(t.dim() == 4 && t.size(0) == step.slots() && t.size(2) == step.columns(), "[KVCache] ", name,
                     " has the shape ", t.sizes(), ": a step of ", step.slots(), " slots and ", step.columns(),
                     " columns needs [", step.slots(), ", heads, ", step.columns(), ", size]");
   TORCH_CHECK_VALUE(!(t.requires_grad() && c10::GradMode::is_enabled()), "[KVCache] ", name,
                     " requires a gradient, but the cache is written in place: generate under a torch::NoGradGuard");
-  if (!kept.defined()) return;
+  if (!kept.defined()) {
+    check_same_mesh(name, t, step.targets, "the step");
+    return;
+  }
   TORCH_CHECK_VALUE(is_dtensor(t) == is_dtensor(kept), "[KVCache] ", name, " is ",
                     is_dtensor(t) ? "distributed, but the first was plain" : "plain, but the first was distributed",
                     ": use one cache for each model");
+  check_same_mesh(name, t, kept, "the first ones");
+  check_same_mesh(name, t, step.targets, "the step");
   const bool fits = kept.size(0) == t.size(0) && kept.size(1) == t.size(1) && kept.size(3) == t.size(3) &&
                     kept.scalar_type() == t.scalar_type() && kept.size(2) == step.capacity() + 1;
   TORCH_CHECK_VALUE(fits, "[KVCache] ", name, " is ", t.scalar_type(), " ", t.sizes(), " of a step with the capacity ",

@@ -19,7 +19,7 @@ namespace dtensor {
 
 struct GenerationStep;  // sequence_slots.h
 
-// Of one layer. Distributed if the keys are, plain if they are. Copies share the memory.
+// Of one layer. Distributed if the keys are, plain if they are. Copies made after the first update() share the memory.
 class KVCache {
  public:
   // `placements`: the layout of the cached keys and values. {}: that of the first keys where these shard sequences or
@@ -30,8 +30,8 @@ class KVCache {
   // positions, [slots, heads, capacity, size], in the cache's layout: views of its memory, which the next update()
   // changes. Values at positions that step.mask excludes are those of an earlier sequence of the slot, or 0. The first
   // call allocates, with room for one more position, to which padding goes; all later ones write in place. Errors
-  // (ValueError), before anything is written: k or v does not fit the step or the first ones in shape or dtype;
-  // gradients are wanted, as writing in place would mix up the steps.
+  // (ValueError), before anything is written: k or v does not fit the step or the first ones in shape, dtype or mesh
+  // (make the step inside the MeshScope); gradients are wanted, as writing in place would mix up the steps.
   std::pair<at::Tensor, at::Tensor> update(const GenerationStep& step, const at::Tensor& k, const at::Tensor& v);
 
   // Writes zeros to the keys and values of a slot. Not needed for a new sequence, unless the one before it had infinite

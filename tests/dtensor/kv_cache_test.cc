@@ -253,5 +253,29 @@ TEST_CASE("keys that do not fit the step or the cache are errors, and nothing is
   CHECK(cache.keys().max().item<float>() == 1);
 }
 
+TEST_CASE("keys, values and a step that are not on one mesh are errors, and the cache is usable", "[kv_cache]") {
+  using Catch::Matchers::Contains;
+  const at::NoGradGuard no_grad;
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  SequenceSlots slots(2, 4);
+  slots.join();
+  const GenerationStep plain_step = slots.step({1, 0});
+  const MeshScope scope(mesh);
+  const GenerationStep step = slots.step({1, 0});
+  const Tensor k = ones({2, 4, 1, 3}, mesh, {Shard(1)}), plain = full_tensor(k);
+  KVCache cache;
+  const auto text = [&](const GenerationStep& s, const Tensor& key, const Tensor& value) {
+    return error_text([&] { cache.update(s, key, value); });
+  };
+  CHECK_THAT(text(step, k, plain), Contains("v is plain, but the step on "));
+  CHECK_THAT(text(plain_step, k, k), Contains("k is on ") && Contains("but the step plain"));
+  CHECK_THAT(text(step, k, ones({2, 4, 1, 3}, DeviceMesh(World::local(2), {2}, {"tp"}))), Contains("v is on "));
+  CHECK_FALSE(cache.keys().defined());
+  const auto [keys, values] = cache.update(step, k, k);
+  CHECK(full_tensor(keys).sum().item<float>() == 4 * 3);
+  CHECK_THAT(text(plain_step, 2 * k, k), Contains("but the step plain"));
+  CHECK(full_tensor(keys).sum().item<float>() == 4 * 3);
+}
+
 }  // namespace
 }  // namespace dtensor
