@@ -41,7 +41,7 @@ std::vector<int64_t> BatchServer::next_ids(const std::vector<int64_t>& counts, i
   return {values, values + best.numel()};
 }
 
-void BatchServer::one_step(const std::vector<Request>& requests, std::vector<Answer>& answers) {
+void BatchServer::one_step(const std::vector<Request>& requests, int64_t clock, std::vector<Answer>& answers) {
   const bool reads_prompt =
       std::any_of(sequences_.begin(), sequences_.end(), [](const Sequence& s) { return s.pending.size() > 1; });
   const int64_t columns = reads_prompt ? options_.chunk : 1;
@@ -61,7 +61,7 @@ void BatchServer::one_step(const std::vector<Request>& requests, std::vector<Ans
       sequence.pending = {best[s]};
       continue;
     }
-    answer.ended = steps_.count;
+    answer.ended = clock + 1;
     slots_.leave(static_cast<int64_t>(s));
     sequence.request = -1;
   }
@@ -79,7 +79,7 @@ std::vector<Answer> BatchServer::serve(const std::vector<Request>& requests) {
   std::stable_sort(waiting.begin(), waiting.end(),
                    [&](int64_t a, int64_t b) { return requests[a].arrival < requests[b].arrival; });
   size_t next = 0;
-  int64_t clock = 0;  // steps, also those without work
+  int64_t clock = 0;  // steps, also those without work; as Request::arrival
   const auto is_idle = [&] {
     return std::all_of(sequences_.begin(), sequences_.end(), [](const Sequence& s) { return s.request < 0; });
   };
@@ -90,11 +90,11 @@ std::vector<Answer> BatchServer::serve(const std::vector<Request>& requests) {
       if (!slot) break;
       const int64_t request = waiting[next++];
       sequences_[*slot] = {request, requests[request].prompt};
-      answers[request].started = steps_.count;
+      answers[request].started = clock;
     }
     const int64_t before = misses();
     const bool both_were_seen = steps_.of_chunks >= 2 && steps_.count - steps_.of_chunks >= 2;
-    one_step(requests, answers);
+    one_step(requests, clock, answers);
     if (both_were_seen) steps_.late_misses += misses() - before;
     ++clock;
   }

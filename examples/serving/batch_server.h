@@ -22,7 +22,7 @@ struct ServerOptions {
 
 struct Answer {
   std::vector<int64_t> ids;
-  int64_t started = 0, ended = 0;  // steps
+  int64_t started = 0, ended = 0;  // by the clock of Request::arrival, which counts idle steps, too
 };
 
 class BatchServer {
@@ -48,7 +48,7 @@ class BatchServer {
   };
   // The best next id of every slot, after `counts` of its pending ids.
   std::vector<int64_t> next_ids(const std::vector<int64_t>& counts, int64_t columns);
-  void one_step(const std::vector<Request>& requests, std::vector<Answer>& answers);
+  void one_step(const std::vector<Request>& requests, int64_t clock, std::vector<Answer>& answers);
 
   Llama model_;
   dtensor::DeviceMesh mesh_;

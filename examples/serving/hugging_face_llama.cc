@@ -48,6 +48,32 @@ double number(const Json& json, const std::string& path, const char* field, doub
   return found->get<double>();
 }
 
+// Other models have the same names of tensors, and would load and give other tokens.
+void check_is_llama(const Json& json, const std::string& path) {
+  const auto expect = [&](const char* field, const Json& expected, const Json& if_missing) {
+    const Json value = json.value(field, if_missing);
+    TORCH_CHECK_VALUE(value == expected, "'", path, "': \"", field, "\" is ", value.dump(), ": only ", expected.dump(),
+                      " is supported");
+  };
+  expect("model_type", "llama", nullptr);
+  expect("hidden_act", "silu", "silu");
+  expect("attention_bias", false, false);
+  expect("mlp_bias", false, false);
+}
+
+// Newer files have "rope_parameters" instead of "rope_theta" and "rope_scaling".
+double read_rope_theta(const Json& json, const std::string& path) {
+  const Json parameters = json.value("rope_parameters", Json());
+  for (const Json& scaling : {json.value("rope_scaling", Json()), parameters}) {
+    const bool plain =
+        scaling.is_null() ||
+        (scaling.is_object() && scaling.value("rope_type", Json("default")) == "default" && !scaling.contains("type"));
+    TORCH_CHECK_VALUE(plain, "'", path, "': scaled rotary embeddings are not supported, as in ", scaling.dump(),
+                      "; Llama 1 and 2 have none");
+  }
+  return number(parameters.contains("rope_theta") ? parameters : json, path, "rope_theta", 10000);
+}
+
 }  // namespace
 
 std::string hugging_face_name(const std::string& parameter) {
@@ -70,6 +96,7 @@ LlamaConfig read_config(const std::string& folder) {
   const auto count = [&](const char* field, double otherwise = 0) {
     return static_cast<int64_t>(number(json, path, field, otherwise));
   };
+  check_is_llama(json, path);
   LlamaConfig c;
   c.vocab = count("vocab_size");
   c.width = count("hidden_size");
@@ -78,9 +105,7 @@ LlamaConfig read_config(const std::string& folder) {
   c.heads = count("num_attention_heads");
   c.kv_heads = count("num_key_value_heads", static_cast<double>(c.heads));
   c.norm_epsilon = number(json, path, "rms_norm_eps", 1e-6);
-  c.rope_theta = number(json, path, "rope_theta", 10000);
-  const bool scaled = json.contains("rope_scaling") && !json["rope_scaling"].is_null();
-  TORCH_CHECK_VALUE(!scaled, "'", path, "': \"rope_scaling\" is not supported; Llama 1 and 2 have none");
+  c.rope_theta = read_rope_theta(json, path);
   TORCH_CHECK_VALUE(c.width % (2 * c.heads) == 0 && c.heads % c.kv_heads == 0, "'", path, "': ", c.width,
                     " features and ", c.heads, " heads of ", c.kv_heads,
                     " keys: heads must be even in size, and a multiple of those of the keys");

@@ -14,12 +14,14 @@ Request parse_line(const std::string& line, int64_t number, int64_t vocab, int64
   std::istringstream in(line);
   Request request;
   in >> request.arrival >> request.new_tokens;
-  for (int64_t id = 0; in >> id;) {
+  while (!(in >> std::ws).eof()) {
+    int64_t id = 0;
+    TORCH_CHECK_VALUE(in >> id, "requests, line ", number, ": '", line, "' is not STEP NEW_TOKENS ID ...");
     TORCH_CHECK_VALUE(id >= 0 && id < vocab, "requests, line ", number, ": id ", id, " is not below the vocabulary of ",
                       vocab);
     request.prompt.push_back(id);
   }
-  TORCH_CHECK_VALUE(in.eof() && !request.prompt.empty() && request.arrival >= 0, "requests, line ", number, ": '", line,
+  TORCH_CHECK_VALUE(!request.prompt.empty() && request.arrival >= 0, "requests, line ", number, ": '", line,
                     "' is not STEP NEW_TOKENS ID ...");
   TORCH_CHECK_VALUE(request.new_tokens >= 1, "requests, line ", number, ": ", request.new_tokens,
                     " new tokens: at least 1 is expected");

@@ -59,6 +59,10 @@ check "random requests" prints '^greedy tokens of 8 of 8'
 
 echo '0 3 1 2 three' >"$work/wrong"
 check "a line that is no request" refuses "line 1: '0 3 1 2 three' is not STEP" --requests "$work/wrong"
+echo '0 3 1 2 -' >"$work/wrong"
+check "a line that ends with a sign" refuses "line 1: '0 3 1 2 -' is not STEP" --requests "$work/wrong"
+echo '0 3 5 99999999999999999999' >"$work/wrong"
+check "an id of 20 digits" refuses "line 1: .* is not STEP" --requests "$work/wrong"
 echo '0 3 259' >"$work/wrong"
 check "an unknown id" refuses 'id 259 is not below the vocabulary of 259' --requests "$work/wrong"
 echo '0 50 1' >"$work/wrong"
@@ -67,6 +71,20 @@ check "no such file" refuses '--requests .*: it cannot be read' --requests "$wor
 : >"$work/wrong"
 check "no requests" refuses '--requests .*: there are none' --requests "$work/wrong"
 check "no slots" refuses '--slots 0: must be at least 1' --slots 0
+config() { sed "s/\"vocab_size\"/$1, \"vocab_size\"/" "$work/config.json" >"$model/config.json"; }  # with another field
+cp "$model/config.json" "$work"
+config '"attention_bias": true'
+check "biases of attention" refuses '"attention_bias" is true: only false is supported' --requests "$work/requests"
+config '"hidden_act": "gelu"'
+check "another activation" refuses '"hidden_act" is "gelu": only "silu" is supported' --requests "$work/requests"
+config '"rope_parameters": {"rope_type": "llama3", "rope_theta": 500000.0}'
+check "scaled rotary embeddings" refuses 'rotary embeddings are not supported, as in .*llama3' --requests "$work/requests"
+sed 's/"llama"/"qwen2"/' "$work/config.json" >"$model/config.json"
+check "another model" refuses '"model_type" is "qwen2": only "llama" is supported' --requests "$work/requests"
+sed 's/"rope_theta": [0-9.]*/"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}/' "$work/config.json" >"$model/config.json"
+run --requests "$work/requests"
+check "a config with rope_parameters" test "$(answers)" = "$(cat "$work/one")"
+cp "$work/config.json" "$model"
 sed -i 's/"hidden_size": 64/"hidden_size": "wide"/' "$model/config.json"
 check "a config with text for a number" refuses '"hidden_size" is "wide"' --requests "$work/requests"
 rm "$model/config.json"
