@@ -92,7 +92,7 @@ std::string StepPrediction::to_string() const {
   absl::StrAppendFormat(&text, "  matrix products   %s, %.3g FLOP\n", seconds_text(product_seconds), flops);
   absl::StrAppendFormat(&text, "  other operators   %s\n", seconds_text(operator_seconds));
   for (const PredictedCollectives& row : communication) {
-    absl::StrAppendFormat(&text, "  %-17s %s, %d calls, %s, %s\n", row.name(), seconds_text(row.seconds), row.count,
+    absl::StrAppendFormat(&text, "  %-17s %s, x%d, %s, %s\n", row.name(), seconds_text(row.seconds), row.count,
                           bytes_text(row.bytes), row.between_nodes ? "between nodes" : "within a node");
   }
   absl::StrAppendFormat(&text, "  memory            %s before the step\n", bytes_text(live_bytes));

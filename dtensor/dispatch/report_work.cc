@@ -50,18 +50,19 @@ int64_t bytes_moved(const OpInfo& info, const Decision& decision, const Inputs& 
   return first + others + results;
 }
 
-// FLOP of the rank's parts and of whole inputs.
-void add_flops(WorkEvent& event, const Decision& decision, const OpCall& call, const DeviceMesh& mesh) {
+// Of a matrix product: FLOP of the rank's parts and of whole inputs, and the module.
+void add_flops(WorkEvent& event, const Decision& decision, const Inputs& in, const OpCall& call) {
   const Flops flops = decision.rule->flops(call);
   if (!flops) return;
   std::vector<Shape> whole(call.inputs.size()), parts(call.inputs.size());
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     if (!call.inputs[i]) continue;
     whole[i] = call.inputs[i]->sizes();
-    parts[i] = largest_part(call.inputs[i]->sizes(), mesh.shape(), decision.computed[i]->placements());
+    parts[i] = largest_part(call.inputs[i]->sizes(), in.mesh.shape(), decision.computed[i]->placements());
   }
   event.flops = flops(parts);
   event.whole_flops = flops(whole);
+  event.module_path = module_of_call(in.tensors);
 }
 
 }  // namespace
@@ -81,10 +82,7 @@ void report_work(const OpInfo& info, const Decision& decision, const Inputs& in,
   WorkEvent event{info.name, "", in_backward()};
   event.ranks = in.mesh.size();
   event.bytes = bytes_moved(info, decision, in);
-  if (decision.rule->flops) {
-    event.module_path = module_of_call(in.tensors);
-    add_flops(event, decision, make_call(info, in, args).without_outs(), in.mesh);
-  }
+  if (decision.rule->flops) add_flops(event, decision, in, make_call(info, in, args).without_outs());
   report(event);
 }
 

@@ -79,8 +79,8 @@ struct ShardedChain {
   Tensor loss() { return model->forward(x).square().sum(); }
 };
 
-// What happens, in its order: "gather blocks.0", and "compute blocks.0.up" when a product with a weight has run. Checks
-// then, in a job, that the next block in the order is still arriving.
+// What happens, in its order: "gather blocks.0", and "compute blocks.0.up" when a product with a weight has run, in
+// backward "compute". Checks then, in a job, that the next block in the order is still arriving.
 class Record : public internal::CommListener {
  public:
   explicit Record(ChainImpl& model)
@@ -92,7 +92,8 @@ class Record : public internal::CommListener {
     if (event.cause.op == "gather") lines.push_back("gather " + event.cause.module_path);
   }
   void on_work(const internal::WorkEvent& event) override {
-    lines.push_back(event.module_path.empty() ? "compute" : "compute " + event.module_path);
+    if (event.flops == 0) return;
+    lines.push_back(event.backward ? "compute" : "compute " + event.module_path);
     for (size_t i = 0; i < kBlocks; ++i) {
       const std::string text = DTensor(model_.block(i).up->weight).explain();
       if (text.find("arriving") != std::string::npos) lines.back() += ", blocks." + std::to_string(i) + " arriving";

@@ -12,6 +12,7 @@
 #include "dtensor/factories.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/parallelize_module.h"
+#include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "examples/models/llama.h"
 #include "mesh/world.h"

@@ -34,10 +34,10 @@ check "no other folder's headers" [ -z "$(find "$include" -name '*internal*' -o 
 check "nothing but headers" [ -z "$(find "$include" -type f ! -name '*.h')" ]
 # These two are for people who change the library: what they include need not be installed.
 pages_for_users() { ls README.md docs/*.md | grep -vx -e docs/design.md -e docs/testing.md; }
-includes_installed_headers() {  # of PAGE...
+includes_installed_headers() {  # of PAGE..., or headers of the models in examples/, which pages name as such
   local page header missing=
   while IFS=: read -r page header; do
-    [ -f "$include/$header" ] || missing+="$page includes $header, which is not installed"$'\n'
+    [ -f "$include/$header" ] || [[ $header == examples/models/* ]] || missing+="$page includes $header, which is not installed"$'\n'
   done < <(grep -H '^ *#include "' "$@" | sed 's/#include "\([^"]*\)".*/\1/; s/: */:/')
   printf %s "$missing" > "$work/out"
   [ -z "$missing" ]
