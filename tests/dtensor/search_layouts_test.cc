@@ -67,12 +67,12 @@ TEST_CASE("predict_step: a product and a reduction take what the cost model says
 TEST_CASE("predict_step: a group with ranks on two nodes is priced between nodes", "[dtensor][predict_step]") {
   const World world = World::abstract(8);
   set_cost_model(world, round_numbers());
-  const DeviceMesh mesh(world, {2, 4}, {"dp", "tp"});
-  const Tensor t = zeros({1000}, mesh, {Partial(), Replicate()});
-  const StepPrediction p = predict_step([&] { redistribute(t + t, {Replicate(), Replicate()}); }, world);
+  const DeviceMesh mesh(world, {8}, {"dp"});
+  const Tensor t = zeros({1000}, mesh, {Partial()});
+  const StepPrediction p = predict_step([&] { redistribute(t + t, {Replicate()}); }, world);
   REQUIRE(p.communication.size() == 1);
   CHECK(p.communication[0].between_nodes);
-  CHECK(p.communication_seconds() == Approx(4000 / 1e9));
+  CHECK(p.communication_seconds() == Approx(2 * 4000 * 7 / 8 / 1e9));
   CHECK(p.operator_seconds == Approx(3 * 4000 / 1e11));
 }
 
