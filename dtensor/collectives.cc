@@ -1,21 +1,17 @@
 #include "dtensor/collectives.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <functional>
 #include <numeric>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "comm/communicator.h"
 #include "dtensor/redistribution/internal/plain_call.h"
+#include "dtensor/redistribution/internal/plain_collective.h"
 #include "dtensor/redistribution/internal/plain_exchange.h"
-#include "dtensor/redistribution/internal/saved_layout.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/representation.h"
 
@@ -24,49 +20,10 @@ using namespace internal;
 
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 using Sizes = std::vector<int64_t>;
 
 std::optional<Extent> extent_if(bool moves, int64_t offset, int64_t length) {
   return moves ? std::optional<Extent>({offset, length}) : std::nullopt;
-}
-
-using PlainCollective = std::function<RankTensors(const RankTensors&)>;
-
-struct PlainBackward {
-  PlainCollective backward;
-  std::vector<std::pair<Sizes, at::TensorOptions>> results;
-};
-
-// A collective whose gradient is another one.
-struct PlainCollectiveFn : torch::autograd::Function<PlainCollectiveFn> {
-  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, const PlainCollective& forward,
-                               const PlainCollective& backward) {
-    const RankTensors results = forward(RankTensors(tensors.begin(), tensors.end()));
-    PlainBackward back{backward, {}};
-    for (const at::Tensor& t : results) back.results.emplace_back(t.sizes().vec(), t.options());
-    save_for_backward(ctx, std::move(back));
-    ctx->set_materialize_grads(false);  // would make distributed zeros in a MeshScope
-    return results;
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    const auto back = saved_for_backward<PlainBackward>(ctx);
-    for (size_t i = 0; i < grads.size(); ++i) {
-      if (grads[i].defined()) continue;
-      const LocalGuard guard;
-      grads[i] = at::zeros(back.results[i].first, back.results[i].second);
-    }
-    variable_list result = back.backward(grads);
-    result.resize(result.size() + 2);
-    return result;
-  }
-};
-
-RankTensors differentiable(const RankTensors& tensors, const PlainCollective& forward,
-                           const PlainCollective& backward) {
-  return tensors.empty() ? forward(tensors) : PlainCollectiveFn::apply(at::TensorList(tensors), forward, backward);
 }
 
 void check_op(const PlainCall& call, const RankTensors& tensors, ReduceOp op) {
@@ -85,7 +42,7 @@ RankTensors reduced(const PlainCall& call, const RankTensors& tensors, ReduceOp 
     const CommCall comm = comm_call(call, inputs, 2 * bytes * (call.size() - 1) / call.size());
     return call.mesh.world().communicator().all_reduce(comm, inputs, op);
   };
-  return differentiable(tensors, forward, [=](const RankTensors& grads) { return reduced(call, grads, op); });
+  return differentiable(call, tensors, forward, [=](const RankTensors& grads) { return reduced(call, grads, op); });
 }
 
 RankTensors scattered_sums(const PlainCall& call, const RankTensors& tensors, const Concatenation& whole, ReduceOp op);
@@ -101,7 +58,7 @@ RankTensors gathered(const PlainCall& call, const RankTensors& tensors, const Co
                                [=](size_t i) { return whole.whole(i); },
                                [=](size_t i, int64_t unit) { return unit * whole.most_lacking(i); }};
   const auto forward = [=](const RankTensors& inputs) { return run(call, exchange, Collective::kAllGather, inputs); };
-  return differentiable(tensors, forward,
+  return differentiable(call, tensors, forward,
                         [=](const RankTensors& grads) { return scattered_sums(call, grads, whole, ReduceOp::kSum); });
 }
 
@@ -119,7 +76,7 @@ RankTensors scattered_sums(const PlainCall& call, const RankTensors& tensors, co
   const auto forward = [=](const RankTensors& inputs) {
     return run(call, exchange, Collective::kReduceScatter, inputs, op);
   };
-  return differentiable(tensors, forward, [=](RankTensors grads) {
+  return differentiable(call, tensors, forward, [=](RankTensors grads) {
     if (op == ReduceOp::kAvg) {
       for (at::Tensor& g : grads) g = g.div(static_cast<double>(call.size()));
     }
@@ -130,19 +87,11 @@ RankTensors scattered_sums(const PlainCall& call, const RankTensors& tensors, co
 // Splits: one list per owned rank; `even`: all sizes are equal, on all ranks.
 RankTensors exchanged(const PlainCall& call, const RankTensors& tensors, const std::vector<Sizes>& sent,
                       const std::vector<Sizes>& received, bool even) {
-  const PlainExchange exchange{
-      0,
-      [=](size_t i, int64_t to) {
-        return Extent{start_of(sent[i], to), sent[i][to]};
-      },
-      [=](size_t i, int64_t from) {
-        return Extent{start_of(received[i], from), received[i][from]};
-      },
-      [=](size_t i) { return start_of(received[i], call.size()); },
-      // No rank knows the splits of the others.
-      [=](size_t i, int64_t unit) { return even ? unit * (call.size() - 1) * sent[i][0] : 0; }};
+  // No rank knows the splits of the others.
+  const PlainExchange exchange = exchange_of_splits(
+      sent, received, [=](size_t i, int64_t unit) { return even ? unit * (call.size() - 1) * sent[i][0] : 0; });
   const auto forward = [=](const RankTensors& inputs) { return run(call, exchange, Collective::kAllToAll, inputs); };
-  return differentiable(tensors, forward,
+  return differentiable(call, tensors, forward,
                         [=](const RankTensors& grads) { return exchanged(call, grads, received, sent, even); });
 }
 
@@ -167,7 +116,7 @@ RankTensors permuted(const PlainCall& call, const RankTensors& tensors, const Si
     }
     return results;
   };
-  return differentiable(tensors, forward,
+  return differentiable(call, tensors, forward,
                         [=](const RankTensors& grads) { return permuted(call, grads, targets, sources); });
 }
 

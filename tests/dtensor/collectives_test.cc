@@ -222,6 +222,26 @@ TEST_CASE("a result that the loss does not use counts as zeros in the gradient, 
   for (const Tensor& t : inputs) CHECK(at::allclose(t.grad(), t * 2));
 }
 
+TEST_CASE("a part of a result that the loss does not use counts as zeros in the gradient, also in a MeshScope") {
+  const DeviceMesh mesh = line();
+  Tensors inputs = parts_of({4, 4, 4, 4});
+  for (Tensor& t : inputs) t = t.detach().requires_grad_();
+  const MeshScope scope(mesh);
+  const Tensors gathered = all_gather_tensor(inputs, mesh, "tp");
+  gathered[1].split(4)[2].pow(2).sum().backward();
+  gathered[3].unbind(0)[0].sum().backward();
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    Tensor expected;
+    {
+      const PlainFactories plain;
+      expected = at::zeros({4, 3}, at::kDouble);
+    }
+    if (i == 2) expected = inputs[i].detach() * 2;
+    if (i == 0) expected[0] += 1;
+    CHECK(at::allclose(inputs[i].grad(), expected));
+  }
+}
+
 TEST_CASE("gradients of gradients pass through all_gather_tensor") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   Tensors inputs = parts_of({2, 2});

@@ -64,6 +64,17 @@ int64_t bytes_of_unit(const at::Tensor& t, int64_t dim) {
 
 }  // namespace
 
+PlainExchange exchange_of_splits(std::vector<std::vector<int64_t>> sent, std::vector<std::vector<int64_t>> received,
+                                 std::function<int64_t(size_t i, int64_t unit)> most_received) {
+  const auto extent = [](const std::vector<int64_t>& sizes, int64_t position) {
+    return Extent{start_of(sizes, position), sizes[position]};
+  };
+  return {0, [=, sent = std::move(sent)](size_t i, int64_t to) { return extent(sent[i], to); },
+          [=](size_t i, int64_t from) { return extent(received[i], from); },
+          [=](size_t i) { return start_of(received[i], static_cast<int64_t>(received[i].size())); },
+          std::move(most_received)};
+}
+
 RankTensors run(const PlainCall& call, const PlainExchange& exchange, Collective c, const RankTensors& tensors,
                 std::optional<ReduceOp> op) {
   const LocalGuard guard;

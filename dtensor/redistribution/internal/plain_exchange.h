@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <vector>
 
 #include "comm/collective.h"
 #include "comm/rank_tensors.h"
@@ -29,6 +30,11 @@ struct PlainExchange {
   // range of length 1 has `unit` bytes: for the event, which is the same on all ranks of the group.
   std::function<int64_t(size_t i, int64_t unit)> most_received;
 };
+
+// Along the first dim: the i-th owned rank sends ranges of the sizes sent[i], one per position and one behind the
+// other, and gets such ranges of the sizes received[i].
+PlainExchange exchange_of_splits(std::vector<std::vector<int64_t>> sent, std::vector<std::vector<int64_t>> received,
+                                 std::function<int64_t(size_t i, int64_t unit)> most_received);
 
 // Below autograd. `op`: what arrives is reduced, in a reduce_scatter. Error (ValueError), before anything is sent: an
 // owned rank sends more or less than another one expects.
