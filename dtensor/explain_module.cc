@@ -2,14 +2,13 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
-#include <array>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/analysis/text_table.h"
 #include "dtensor/parallel/applied_style.h"
 #include "dtensor/parallel/style_of_module.h"
 #include "dtensor/parallelize_module.h"
@@ -18,8 +17,6 @@ namespace dtensor {
 using namespace internal;
 
 namespace {
-
-using ExplainedRow = std::array<std::string, 6>;  // module, who decided, parameters, input, output, operators
 
 void for_each_module(const torch::nn::Module& module,
                      const std::function<void(const std::string&, const torch::nn::Module&)>& f) {
@@ -34,7 +31,8 @@ std::string layout_and_decider(const SpecPtr& seen, bool by_style) {
   return absl::StrCat(to_string(seen->placements()), by_style ? " (style)" : " (engine)");
 }
 
-ExplainedRow row_of_module(const std::string& path, const torch::nn::Module& module) {
+// Module, who decided, parameters, input, output, operators.
+TextRow row_of_module(const std::string& path, const torch::nn::Module& module) {
   std::vector<std::string> parameters;
   bool all_replicated = true;
   for (const auto& p : module.named_parameters(/*recurse=*/false)) {
@@ -43,12 +41,12 @@ ExplainedRow row_of_module(const std::string& path, const torch::nn::Module& mod
     all_replicated = all_replicated && is_dtensor(p.value()) && spec_of(p.value())->is_replicated();
   }
   const auto style = present_style(module, path);
-  ExplainedRow row{path.empty() ? "(itself)" : path,
-                   all_replicated ? "engine" : "user",
-                   absl::StrJoin(parameters, ", "),
-                   "-",
-                   "-",
-                   "-"};
+  TextRow row{path.empty() ? "(itself)" : path,
+              all_replicated ? "engine" : "user",
+              absl::StrJoin(parameters, ", "),
+              "-",
+              "-",
+              "-"};
   if (!style) return row;
   if (style->given()) row[1] = style->style.to_string();
   const ModuleStyle::Seen seen = style->seen();
@@ -81,22 +79,11 @@ void check_styles_ran(const torch::nn::Module& module) {
 }
 
 std::string explain_module(const torch::nn::Module& module) {
-  std::vector<ExplainedRow> rows{{"module", "decided by", "parameters", "input", "output", "operators"}};
+  std::vector<TextRow> rows{{"module", "decided by", "parameters", "input", "output", "operators"}};
   for_each_module(module, [&](const std::string& path, const torch::nn::Module& m) {
     if (!own_parameters(m).empty()) rows.push_back(row_of_module(path, m));
   });
-  std::array<size_t, std::tuple_size_v<ExplainedRow>> widths{};
-  for (const ExplainedRow& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
-  }
-  std::string text;
-  for (const ExplainedRow& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      const bool last = i + 1 == row.size();
-      absl::StrAppend(&text, row[i], last ? "\n" : std::string(widths[i] + 2 - row[i].size(), ' '));
-    }
-  }
-  return text;
+  return text_table(rows);
 }
 
 }  // namespace dtensor

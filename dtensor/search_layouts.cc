@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/analysis/text_table.h"
 #include "mesh/world.h"
 #include "plan/plan_text.h"
 
@@ -154,21 +154,6 @@ std::string difference(const StepPrediction& best, const StepPrediction& other) 
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-// Columns as wide as their longest entry.
-std::string table_text(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<size_t> widths(rows.front().size());
-  for (const auto& row : rows) {
-    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
-  }
-  std::string text;
-  for (const auto& row : rows) {
-    std::string line = " ";
-    for (size_t c = 0; c < row.size(); ++c) absl::StrAppendFormat(&line, " %-*s ", static_cast<int>(widths[c]), row[c]);
-    absl::StrAppend(&text, line.substr(0, line.find_last_not_of(' ') + 1), "\n");
-  }
-  return text;
-}
-
 using Json = nlohmann::ordered_json;
 
 Json json_of(const NamedNumbers& numbers) {
@@ -244,7 +229,7 @@ std::string LayoutSearch::explain(int64_t most) const {
     const StepPrediction& best = fitting[0]->step;
     absl::StrAppendFormat(&text, "best of %d: %s, %s a step, at most %s on a rank\n", candidates.size(),
                           fitting[0]->name(), seconds_text(best.seconds()), bytes_text(best.peak_bytes));
-    std::vector<std::vector<std::string>> rows = {
+    std::vector<TextRow> rows = {
         {"choice", "time", "matrix products", "other operators", "communication", "peak memory"}};
     for (size_t i = 0; i < fitting.size() && static_cast<int64_t>(i) < most; ++i) {
       const StepPrediction& s = fitting[i]->step;
@@ -252,7 +237,7 @@ std::string LayoutSearch::explain(int64_t most) const {
                       seconds_text(s.operator_seconds), seconds_text(s.communication_seconds()),
                       bytes_text(s.peak_bytes)});
     }
-    absl::StrAppend(&text, table_text(rows));
+    absl::StrAppend(&text, text_table(rows, "  "));
     for (size_t i = 1; i < fitting.size() && static_cast<int64_t>(i) <= kExplained; ++i) {
       absl::StrAppendFormat(&text, "%s takes %s more: %s\n", fitting[i]->name(),
                             seconds_text(fitting[i]->step.seconds() - best.seconds()),
