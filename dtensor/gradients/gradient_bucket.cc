@@ -26,6 +26,7 @@
 #include "dtensor/tensor/cast_parts.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
+#include "dtensor/tensor/restore_contents.h"
 #include "mesh/world.h"
 #include "plan/largest_part.h"
 #include "plan/redistribute_planner.h"
@@ -48,14 +49,6 @@ bool is_masked(const Placement& p) { return p.is_mask_partial(); }
 // The state of `grad` before it was opened; null: it is not open.
 const Opened* opened_of(const at::Tensor& grad) { return std::get_deleter<Opened>(meta_without_sync(grad).storage); }
 
-void give_back(const at::Tensor& grad, const c10::intrusive_ptr<c10::BackendMeta>& before) {
-  const Spec& spec = *static_cast<const DTensorMeta&>(*before).spec;
-  auto* impl = grad.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides({spec.sizes().data(), spec.sizes().size()},
-                              {spec.strides().data(), spec.strides().size()});
-  impl->set_backend_meta(before);
-}
-
 // Restores the memory and layout of `grad` and writes `sum` there. Returns false, and does nothing, if `grad` is not
 // open, or had another layout.
 bool close_gradient(const at::Tensor& grad, const at::Tensor& sum) {
@@ -72,7 +65,7 @@ bool close_gradient(const at::Tensor& grad, const at::Tensor& sum) {
     const LocalGuard guard;
     for (size_t r = 0; r < parts.size(); ++r) was.locals[r].copy_(parts[r]);
   }
-  give_back(grad, before);
+  restore_contents(grad, before);
   note_write(grad, "gradient");
   return true;
 }
@@ -82,7 +75,7 @@ bool close_gradient(const at::Tensor& grad, const at::Tensor& sum) {
 bool forget_addends(const at::Tensor& grad) {
   const Opened* opened = opened_of(grad);
   if (opened == nullptr) return false;
-  give_back(grad, c10::intrusive_ptr<c10::BackendMeta>(opened->before));
+  restore_contents(grad, c10::intrusive_ptr<c10::BackendMeta>(opened->before));
   return true;
 }
 

@@ -15,6 +15,7 @@
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
+#include "dtensor/tensor/restore_contents.h"
 #include "plan/largest_part.h"
 
 namespace dtensor::internal {
@@ -154,12 +155,8 @@ ShardedStep::~ShardedStep() {
 }
 
 void ShardedStep::restore(const Whole& w) noexcept {
-  const Spec& spec = *static_cast<const DTensorMeta&>(*w.contents).spec;
-  auto* impl = w.parameter.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides({spec.sizes().data(), spec.sizes().size()},
-                              {spec.strides().data(), spec.strides().size()});
-  impl->set_storage_offset(w.offset);
-  impl->set_backend_meta(w.contents);
+  restore_contents(w.parameter, w.contents);
+  w.parameter.unsafeGetTensorImpl()->set_storage_offset(w.offset);
   w.parameter.mutable_grad() = w.gradient;
 }
 
