@@ -264,8 +264,13 @@ TEST_CASE("autocast to bfloat16 trains float32 parameters as on one device, unde
                           mean_loss(scores.to(torch::kFloat), batches.targets[i]).backward();
                           optimizer.step();
                         }
-                        for (const auto& p : model->parameters()) CHECK(p.grad().scalar_type() == torch::kFloat);
-                        return std::vector<torch::Tensor>();
+                        std::vector<torch::Tensor> updates;  // larger than the rounding of bfloat16
+                        for (const auto& p : model->parameters()) {
+                          CHECK(p.grad().scalar_type() == torch::kFloat);
+                          const auto& state = *optimizer.state().at(p.unsafeGetTensorImpl());
+                          updates.push_back(static_cast<const torch::optim::SGDParamState&>(state).momentum_buffer());
+                        }
+                        return updates;
                       },
                       {torch::kFloat, 0.02, 0.002});
 }
