@@ -87,27 +87,72 @@ struct Piped {
   }
 };
 
+// Shards the parameters of each layer over the "dp" of its stage.
+void shard_fully(torch::nn::Sequential& model, const std::vector<int64_t>& first_modules,
+                 const std::vector<DeviceMesh>& meshes) {
+  for (size_t i = 0; i < model->size(); i += 2) {
+    size_t stage = 0;
+    while (stage + 1 < first_modules.size() && first_modules[stage + 1] <= static_cast<int64_t>(i)) ++stage;
+    fully_shard(*model->ptr(i), meshes[stage % meshes.size()], {.mesh_dim = "dp"});
+  }
+}
+
+struct PipelineCase {
+  PipelineSchedule schedule;
+  std::vector<int64_t> first_modules;
+};
+
+std::vector<PipelineCase> pipeline_cases() {
+  return {{gpipe_schedule(2, 4), {0, 4}},
+          {one_f_one_b_schedule(2, 4), {0, 3}},
+          {interleaved_schedule(2, 2, 4), {0, 2, 4, 6}},
+          {zero_bubble_schedule(2, 4), {0, 4}},
+          {zero_bubble_schedule(2, 4), {0, 3}}};
+}
+
+void check_losses_of_one_device(const PipelineCase& c, bool fully_sharded) {
+  INFO(c.schedule.name << (fully_sharded ? ", fully sharded" : ""));
+  torch::nn::Sequential plain = make_layers();
+  const Losses expected = plain_losses(plain, 4);
+  Piped piped;
+  const auto stages = pipeline_stages(*piped.model, c.first_modules, piped.meshes, shard_layers);
+  if (fully_sharded) shard_fully(piped.model, c.first_modules, piped.meshes);
+  Pipeline pipeline(stages, c.schedule);
+  const Losses actual = piped.losses(pipeline);
+  REQUIRE(actual.values.size() == expected.values.size());
+  for (size_t i = 0; i < expected.values.size(); ++i)
+    CHECK(actual.values[i] == Approx(expected.values[i]).epsilon(1e-9));
+  for (const auto& p : plain->named_parameters()) {
+    INFO(p.key());
+    CHECK(torch::allclose(full_tensor(piped.model->named_parameters()[p.key()]), p.value(), 1e-8, 1e-10));
+  }
+}
+
 TEST_CASE("a 3-D step of pipeline, data and tensor parallelism has the losses of one device in each schedule") {
-  struct Case {
-    PipelineSchedule schedule;
-    std::vector<int64_t> first_modules;
-  };
-  for (const Case& c : {Case{gpipe_schedule(2, 4), {0, 4}}, Case{one_f_one_b_schedule(2, 4), {0, 3}},
-                        Case{interleaved_schedule(2, 2, 4), {0, 2, 4, 6}}, Case{zero_bubble_schedule(2, 4), {0, 4}},
-                        Case{zero_bubble_schedule(2, 4), {0, 3}}}) {
-    INFO(c.schedule.name);
-    torch::nn::Sequential plain = make_layers();
-    const Losses expected = plain_losses(plain, 4);
+  for (const PipelineCase& c : pipeline_cases()) check_losses_of_one_device(c, false);
+}
+
+TEST_CASE(
+    "a 3-D step of pipeline, fully sharded and tensor parallelism has the losses of one device in each schedule") {
+  for (const PipelineCase& c : pipeline_cases()) check_losses_of_one_device(c, true);
+}
+
+TEST_CASE(
+    "a pipeline step reduces the gradients of each fully sharded stage once, whatever the number of micro-batches") {
+  for (const int64_t n : {2, 6}) {
+    INFO(n << " micro-batches");
     Piped piped;
-    Pipeline pipeline(pipeline_stages(*piped.model, c.first_modules, piped.meshes, shard_layers), c.schedule);
-    const Losses actual = piped.losses(pipeline);
-    REQUIRE(actual.values.size() == expected.values.size());
-    for (size_t i = 0; i < expected.values.size(); ++i)
-      CHECK(actual.values[i] == Approx(expected.values[i]).epsilon(1e-9));
-    for (const auto& p : plain->named_parameters()) {
-      INFO(p.key());
-      CHECK(torch::allclose(full_tensor(piped.model->named_parameters()[p.key()]), p.value(), 1e-8, 1e-10));
+    const auto stages = pipeline_stages(*piped.model, {0, 3}, piped.meshes);
+    shard_fully(piped.model, {0, 3}, piped.meshes);
+    Pipeline pipeline(stages, one_f_one_b_schedule(2, n));
+    CommDebugMode comm;
+    pipeline.step(piped.inputs(n), [&](const Tensor& y, int64_t) { return y.pow(2).mean(); });
+    INFO(comm.to_string());
+    int64_t reductions = 0;
+    for (const CommRow& row : comm.rows()) {
+      if (row.op == "reduce_gradients") reductions += row.count;
     }
+    CHECK(reductions == 2);
   }
 }
 

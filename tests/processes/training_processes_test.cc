@@ -50,11 +50,17 @@ void check_same(const Run& job, const Run& twin) {
   check(job.parameters, twin.parameters);
 }
 
-Run run_pipeline(const World& world, const PipelineSchedule& schedule, const std::vector<int64_t>& first_modules) {
+Run run_pipeline(const World& world, const PipelineSchedule& schedule, const std::vector<int64_t>& first_modules,
+                 bool fully_sharded = false) {
   const DeviceMesh mesh(world, {2, 2}, {"pp", "dp"});
   const auto meshes = pipeline_meshes(mesh, "pp");
   torch::nn::Sequential model = make_layers();
-  Pipeline pipeline(pipeline_stages(*model, first_modules, meshes), schedule);
+  const auto stages = pipeline_stages(*model, first_modules, meshes);
+  for (const size_t layer : {0, 2, 4}) {
+    const size_t stage = static_cast<int64_t>(layer) < first_modules[1] ? 0 : 1;
+    if (fully_sharded) fully_shard(*model->ptr(layer), meshes[stage], {.mesh_dim = "dp"});
+  }
+  Pipeline pipeline(stages, schedule);
   torch::optim::SGD optimizer(model->parameters(), 0.1);
   Run run;
   for (int step = 0; step < 3; ++step) {
@@ -81,6 +87,14 @@ TEST_CASE("a pipeline of two stages over four processes has the losses and param
              run_pipeline(twin_world(), one_f_one_b_schedule(2, 4), {0, 2}));
   check_same(run_pipeline(job_world(), zero_bubble_schedule(2, 4), {0, 2}),
              run_pipeline(twin_world(), zero_bubble_schedule(2, 4), {0, 2}));
+}
+
+TEST_CASE("a pipeline of fully sharded stages over four processes has the losses and parameters of one process",
+          "[processes][pipeline]") {
+  for (const auto& schedule : {one_f_one_b_schedule(2, 4), zero_bubble_schedule(2, 4)}) {
+    check_same(run_pipeline(job_world(), schedule, {0, 2}, /*fully_sharded=*/true),
+               run_pipeline(twin_world(), schedule, {0, 2}, /*fully_sharded=*/true));
+  }
 }
 
 TEST_CASE("an interleaved pipeline of four stages over four processes has the losses of one process",
