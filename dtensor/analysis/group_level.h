@@ -8,10 +8,12 @@
 
 namespace dtensor::internal {
 
-// Whether some group has ranks on several nodes, of which each has `ranks_per_node` consecutive ranks.
+// Whether some group has ranks on several nodes, of which each has `ranks_per_node` consecutive ranks. A mesh may list
+// the ranks of a group in any order.
 inline bool crosses_nodes(const Group& group, int64_t ranks_per_node) {
   return absl::c_any_of(group.members, [&](const auto& members) {
-    return members.front() / ranks_per_node != members.back() / ranks_per_node;
+    const int64_t node = members.front() / ranks_per_node;
+    return absl::c_any_of(members, [&](int64_t rank) { return rank / ranks_per_node != node; });
   });
 }
 

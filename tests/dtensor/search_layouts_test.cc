@@ -76,6 +76,17 @@ TEST_CASE("predict_step: a group with ranks on two nodes is priced between nodes
   CHECK(p.operator_seconds == Approx(3 * 4000 / 1e11));
 }
 
+TEST_CASE("predict_step: the level of a group is that of all its ranks, in any order", "[dtensor][predict_step]") {
+  const World world = World::abstract(8);
+  set_cost_model(world, round_numbers());
+  const DeviceMesh mesh(world, {8}, {"dp"}, {0, 4, 5, 6, 7, 1, 2, 3});  // begins and ends on one node
+  const Tensor t = zeros({1000}, mesh, {Partial()});
+  const StepPrediction p = predict_step([&] { redistribute(t + t, {Replicate()}); }, world);
+  REQUIRE(p.communication.size() == 1);
+  CHECK(p.communication[0].between_nodes);
+  CHECK(p.communication_seconds() == Approx(2 * 4000 * 7 / 8 / 1e9));
+}
+
 TEST_CASE("predict_step: lookups and updates of some rows count these rows, not the table", "[dtensor][predict_step]") {
   const World world = World::abstract(2);
   const DeviceMesh mesh(world, {2}, {"dp"});
