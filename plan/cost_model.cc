@@ -9,6 +9,7 @@
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
 #include "comm/communicator.h"
 
@@ -93,6 +94,26 @@ Json write_level(const CostModel::Level& level) {
         {"latency", level[c].latency}, {"hop_latency", level[c].hop_latency}, {"bandwidth", level[c].bandwidth}};
   }
   return json;
+}
+
+// Times that are not numbers could not be compared.
+void check_numbers(const CostModel& model) {
+  const auto check = [](bool good, const std::string& field, auto value, const char* least) {
+    TORCH_CHECK_VALUE(good, "[set_cost_model] `", field, "` is ", value, "; give a number ", least);
+  };
+  check(model.ranks_per_node > 0, "ranks_per_node", model.ranks_per_node, "greater than 0");
+  check(model.copy_bandwidth > 0, "copy_bandwidth", model.copy_bandwidth, "greater than 0");
+  check(model.flops_per_second > 0, "flops_per_second", model.flops_per_second, "greater than 0");
+  for (const auto& [name, level] :
+       {std::pair("within_node", &model.within_node), std::pair("between_nodes", &model.between_nodes)}) {
+    for (int c = 0; c < kNumCollectives; ++c) {
+      const LinkCost& link = (*level)[c];
+      const std::string of = c10::str(name, ".", to_string(static_cast<Collective>(c)), ".");
+      check(link.latency >= 0, of + "latency", link.latency, "of at least 0");
+      check(link.hop_latency >= 0, of + "hop_latency", link.hop_latency, "of at least 0");
+      check(link.bandwidth > 0, of + "bandwidth", link.bandwidth, "greater than 0");
+    }
+  }
 }
 
 // A world's model, made on first use.
@@ -187,6 +208,7 @@ std::shared_ptr<const CostModel> cost_model(const World& given) {
 }
 
 void set_cost_model(const World& world, const CostModel& model) {
+  check_numbers(model);
   ModelSlot& slot = world.attachment<ModelSlot>();
   {
     std::lock_guard<std::mutex> lock(slot.mutex);

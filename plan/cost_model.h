@@ -68,6 +68,7 @@ struct CostModel {
 // ranks of World::local read each other's memory.
 std::shared_ptr<const CostModel> cost_model(const World& world);
 // Clears the world's cached plans and decisions. No other threads may use the world meanwhile.
+// Error (ValueError): a speed or ranks_per_node that is not positive, a negative latency; the text names it.
 void set_cost_model(const World& world, const CostModel& model);
 
 }  // namespace dtensor

@@ -2,10 +2,13 @@
 
 #include <c10/util/Exception.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "tests/testing/plan_cases.h"
 #include "tests/testing/plan_matcher.h"
@@ -86,6 +89,26 @@ TEST_CASE("errors in a cost model name file and field", "[cost_model]") {
     CAPTURE(text);
     CHECK_THAT(complaint(text), Contains(names) && Contains("cluster.json"));
   }
+}
+
+TEST_CASE("a world refuses a cost model whose times are no numbers", "[cost_model]") {
+  const World world = World::abstract(2);
+  const auto refuses = [&](const std::function<void(CostModel&)>& change, const std::string& text) {
+    CostModel cost;
+    change(cost);
+    CHECK_THROWS_WITH(set_cost_model(world, cost), Contains(text));
+    CHECK(*cost_model(world) == CostModel());
+  };
+  constexpr auto kPermute = static_cast<size_t>(Collective::kPermute);
+  refuses([](CostModel& c) { c.ranks_per_node = 0; }, "`ranks_per_node` is 0; give a number greater than 0");
+  refuses([](CostModel& c) { c.copy_bandwidth = -2; }, "`copy_bandwidth` is -2");
+  refuses([](CostModel& c) { c.flops_per_second = std::nan(""); }, "`flops_per_second` is nan");
+  refuses([](CostModel& c) { c.within_node[kPermute].bandwidth = 0; }, "`within_node.permute.bandwidth` is 0");
+  refuses([](CostModel& c) { c.between_nodes[kPermute].latency = -1; }, "`between_nodes.permute.latency` is -1");
+  CostModel no_latency;
+  no_latency.between_nodes[kPermute].latency = no_latency.between_nodes[kPermute].hop_latency = 0;
+  set_cost_model(world, no_latency);
+  CHECK(*cost_model(world) == no_latency);
 }
 
 TEST_CASE("a cost model is loaded from its file", "[cost_model]") {
