@@ -47,7 +47,7 @@ class StepListener final : public CommListener {
   }
 
   void on_work(const WorkEvent& event) override {
-    const double moving = cost_->copy(event.bytes);
+    const double moving = cost_->traffic(event.bytes);
     const std::lock_guard lock(mutex_);
     ran_ = true;
     step_.flops += event.flops;

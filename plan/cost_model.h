@@ -42,13 +42,15 @@ struct CostModel {
   int64_t ranks_per_node = 8;                           // consecutive ranks of a world
   Level within_node;
   Level between_nodes;
-  double copy_bandwidth = 1.0e12;  // bytes per second of a local copy or fill, and of operators' reads and writes
+  double copy_bandwidth = 1.0e12;  // bytes per second of a local copy or fill
   double flops_per_second = 1e14;  // for a rank's matrix products
   bool packs = true;               // as Communicator::packs(), used by the built-in models
 
   // `bytes`: received per rank. A group of one costs nothing.
   double collective(Collective kind, int64_t group_size, bool crosses_nodes, int64_t bytes) const;
   double copy(int64_t bytes) const { return static_cast<double>(bytes) / copy_bandwidth; }
+  // `bytes`: that operators read and write. A copy of n bytes reads n and writes n.
+  double traffic(int64_t bytes) const { return copy(bytes) / 2; }
   // `flops`: of a rank's matrix products, `bytes`: read and written for them.
   double work(double flops, int64_t bytes) const { return flops / flops_per_second + copy(bytes); }
   // A lower bound for collectives that move `bytes` to a rank.

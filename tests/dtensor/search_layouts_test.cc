@@ -27,7 +27,7 @@ namespace {
 using torch::Tensor;
 namespace nn = torch::nn;
 
-// A cluster with round numbers: nodes of 4 ranks, 1 TFLOP/s, 100 GB/s of memory, 10 GB/s within a node, 1 GB/s between.
+// A cluster with round numbers: nodes of 4 ranks, 1 TFLOP/s, copies of 100 GB/s, 10 GB/s within a node, 1 GB/s between.
 CostModel round_numbers() {
   CostModel model;
   model.ranks_per_node = 4;
@@ -51,7 +51,7 @@ TEST_CASE("predict_step: a product and a reduction take what the cost model says
   CHECK(p.flops == flops);
   const int64_t moved = 4 * (64 * 64 + 64 * 128 + 64 * 128);
   CHECK(p.memory_traffic == moved);
-  CHECK(p.product_seconds == Approx(std::max(flops / 1e12, moved / 1e11)));
+  CHECK(p.product_seconds == Approx(std::max(flops / 1e12, moved / 2e11)));
   CHECK(p.operator_seconds == 0);
   REQUIRE(p.communication.size() == 1);
   CHECK(p.communication[0].name() == "all_reduce(tp)");
@@ -73,7 +73,16 @@ TEST_CASE("predict_step: a group with ranks on two nodes is priced between nodes
   REQUIRE(p.communication.size() == 1);
   CHECK(p.communication[0].between_nodes);
   CHECK(p.communication_seconds() == Approx(2 * 4000 * 7 / 8 / 1e9));
-  CHECK(p.operator_seconds == Approx(3 * 4000 / 1e11));
+  CHECK(p.operator_seconds == Approx(3 * 4000 / 2e11));
+}
+
+TEST_CASE("predict_step: a copy takes what the cost model's copies take", "[dtensor][predict_step]") {
+  const World world = World::abstract(8);
+  set_cost_model(world, round_numbers());
+  const Tensor t = zeros({8000}, DeviceMesh(world, {8}, {"dp"}), {Shard(0)});
+  const StepPrediction p = predict_step([&] { t.clone(); }, world);
+  CHECK(p.memory_traffic == 2 * 4000);
+  CHECK(p.operator_seconds == Approx(4000 / 1e11));
 }
 
 TEST_CASE("predict_step: the level of a group is that of all its ranks, in any order", "[dtensor][predict_step]") {
