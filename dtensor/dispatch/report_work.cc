@@ -18,32 +18,61 @@ void report(const WorkEvent& event) {
   for (CommListener* listener : current_scope().listeners) listener->on_work(event);
 }
 
-// Operators that read or write some elements of their first tensor only: as many as they have indices for.
-bool uses_some_elements(std::string_view name) {
-  constexpr std::string_view kNames[] = {"embedding",    "_embedding_bag", "index_select", "gather",
-                                         "take",         "index",          "index_put_",   "_index_put_impl_",
-                                         "index_add_",   "index_copy_",    "index_fill_",  "scatter_",
-                                         "scatter_add_", "masked_scatter_"};
+// "aten::index_select": "index_select".
+template <size_t kCount>
+bool is_one_of(const OpInfo& info, const std::string_view (&names)[kCount]) {
+  std::string_view name = info.name;
   name = name.starts_with("aten::") ? name.substr(6) : name;
-  return absl::c_linear_search(kNames, name.substr(0, name.find('.')));
+  return absl::c_linear_search(names, name.substr(0, name.find('.')));
+}
+
+// Operators that read or write some elements of their first tensor only: as many as they have indices for.
+constexpr std::string_view kUseSomeElements[] = {
+    "embedding",  "index_select",     "gather",          "take",           "index",
+    "index_put_", "_index_put_impl_", "index_add_",      "index_copy_",    "index_fill_",
+    "scatter_",   "scatter_add_",     "masked_scatter_", "_embedding_bag", "_embedding_bag_forward_only"};
+// Those whose results are sums of rows of the first tensor, at the indices that the second has.
+constexpr std::string_view kSumRows[] = {"_embedding_bag", "_embedding_bag_forward_only"};
+// Operators that read only the shape of their tensor, and those whose result they do not fill, either.
+constexpr std::string_view kReadNothing[] = {"zeros_like", "ones_like",  "full_like", "new_zeros",        "new_ones",
+                                             "new_full",   "empty_like", "new_empty", "new_empty_strided"};
+constexpr std::string_view kWriteNothing[] = {"empty_like", "new_empty", "new_empty_strided"};
+
+// Of the largest part: elements that an expanded tensor repeats are one in memory.
+int64_t bytes_in_memory(const Spec& spec) {
+  int64_t bytes = spec.max_local_bytes();
+  if (!absl::c_linear_search(spec.strides(), 0) || bytes == 0) return bytes;
+  const Shape part = largest_part(spec.sizes(), spec.mesh().shape(), spec.placements());
+  for (size_t d = 0; d < part.size(); ++d) {
+    if (spec.strides()[d] == 0) bytes /= std::max<int64_t>(part[d], 1);
+  }
+  return bytes;
+}
+
+// Of the rows of `table` that a rank's part of `ids` names.
+int64_t bytes_of_rows(const Spec& table, const Spec& ids) {
+  const Shape part = largest_part(table.sizes(), table.mesh().shape(), table.placements());
+  const int64_t rows = ids.max_local_bytes() / static_cast<int64_t>(c10::elementSize(ids.dtype()));
+  return part[0] == 0 ? 0 : rows * (table.max_local_bytes() / part[0]);
 }
 
 // Each input is read once, and each result written once.
 int64_t bytes_moved(const OpInfo& info, const Decision& decision, const Inputs& in) {
-  if (info.is_view) return 0;
-  const auto is_written = [&](size_t input) { return info.args[in.args[input]].written; };
-  const bool in_place = absl::c_any_of(info.written_inputs, [](int argument) { return argument >= 0; });
+  if (info.is_view || is_one_of(info, kWriteNothing)) return 0;
+  const bool reads = !is_one_of(info, kReadNothing);
+  const auto& computed = decision.computed;
   int64_t first = 0, others = 0, results = 0;
-  for (size_t i = 0; i < decision.computed.size(); ++i) {
-    if (!decision.computed[i] || info.args[in.args[i]].out) continue;
-    (i == 0 ? first : others) += decision.computed[i]->max_local_bytes();
+  for (size_t i = 0; i < computed.size() && reads; ++i) {
+    if (!computed[i] || info.args[in.args[i]].overwritten) continue;
+    (i == 0 ? first : others) += bytes_in_memory(*computed[i]);
   }
   for (const SpecPtr& output : decision.outputs) {
     if (output) results += output->max_local_bytes();
   }
-  if (uses_some_elements(info.name) && !decision.computed.empty() && decision.computed[0]) {
-    const bool updates = in_place && is_written(0);
-    const int64_t used = updates ? others : results;
+  if (is_one_of(info, kUseSomeElements) && !computed.empty() && computed[0]) {
+    const bool updates = info.args[in.args[0]].written;
+    const bool sums = is_one_of(info, kSumRows) && computed.size() > 1 && computed[1];
+    const int64_t used = updates ? others : sums ? bytes_of_rows(*computed[0], *computed[1]) : results;
     first = std::min(first, used);
     if (updates) results = std::min(results, used);
   }

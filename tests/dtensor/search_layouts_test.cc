@@ -113,6 +113,37 @@ TEST_CASE("predict_step: lookups and updates of some rows count these rows, not 
   CHECK(traffic([&] { table.mul_(2); }) == 2 * 100000 * 8 * 4);
 }
 
+TEST_CASE("predict_step: rows that bags add up are read, not the table", "[dtensor][predict_step]") {
+  const World world = World::abstract(2);
+  const DeviceMesh mesh(world, {2}, {"tp"});
+  const Tensor ids = zeros({600}, mesh, {Replicate()}, {.dtype = torch::kLong});
+  const Tensor offsets = zeros({3}, mesh, {Replicate()}, {.dtype = torch::kLong});
+  // 500 million rows on each rank, of which 600 are read; with a gradient the operator has another name.
+  for (const bool grad : {false, true}) {
+    const Tensor table = zeros({1000000000, 64}, mesh, {Shard(0)}).set_requires_grad(grad);
+    const StepPrediction p = predict_step([&] { torch::embedding_bag(table, ids, offsets); }, world);
+    CHECK(p.memory_traffic >= (600 + 3) * 64 * 4);
+    CHECK(p.memory_traffic < (600 + 3) * 64 * 4 + 4 * 600 * 8);  // ids, and what the operator says of the bags
+  }
+}
+
+TEST_CASE("predict_step: what an operator does not read or write is not counted", "[dtensor][predict_step]") {
+  const World world = World::abstract(2);
+  const DeviceMesh mesh(world, {2}, {"dp"});
+  Tensor t = zeros({1000, 8}, mesh, {Shard(0)});
+  const Tensor other = zeros({1000, 8}, mesh, {Shard(0)}), row = zeros({1, 8}, mesh, {Replicate()});
+  const int64_t part = 500 * 8 * 4;
+  const auto traffic = [&](const std::function<void()>& f) { return predict_step(f, world).memory_traffic; };
+  CHECK(traffic([&] { t.zero_(); }) == part);
+  CHECK(traffic([&] { t.fill_(2); }) == part);
+  CHECK(traffic([&] { t.copy_(other); }) == 2 * part);
+  CHECK(traffic([&] { torch::zeros_like(t); }) == part);
+  CHECK(traffic([&] { torch::empty_like(t); }) == 0);
+  CHECK(traffic([&] { row.expand({1000, 8}).mul(2); }) == 8 * 4 + 1000 * 8 * 4);  // one row, read once
+  const Tensor whole = zeros({1000, 8}, mesh, {Replicate()});
+  CHECK(traffic([&] { whole.add(row.expand({1000, 8})); }) == 2 * 1000 * 8 * 4 + 8 * 4);
+}
+
 TEST_CASE("predict_step: collectives, bytes and FLOP are those of CommDebugMode", "[dtensor][predict_step]") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   examples::Llama model(examples::LlamaConfig{});
