@@ -14,6 +14,7 @@
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/call_key.h"
 #include "dtensor/dispatch/internal/direct_call.h"
+#include "dtensor/dispatch/report_work.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/representation.h"
 #include "propagation/decision.h"
@@ -60,6 +61,7 @@ class ListCall {
   std::shared_ptr<const Decision> find_decision(size_t n, const Tensors& tensors, bool mutable_layout);
   Stack local_arguments(size_t r) const;
   void note_writes() const;
+  void report_works() const;
   const at::Tensor& first_tensor(size_t n) const { return args_[first_tensor_][n].toTensor(); }
 
   const OpInfo& op_;
@@ -218,6 +220,26 @@ void ListCall::note_writes() const {
   for (size_t n = 0; writes_ && n < count_; ++n) mark_written(*meta_without_sync(first_tensor(n)).storage);
 }
 
+// As if `element` had run for one tensor of the lists after the other.
+void ListCall::report_works() const {
+  if (current_scope().listeners.empty()) return;
+  const auto& defaults = element_.op.schema().arguments();
+  for (size_t n = 0; n < count_; ++n) {
+    Inputs in;
+    in.mesh = mesh_;
+    std::vector<c10::IValue> args;
+    for (size_t a = 0; a < element_.args.size(); ++a) {
+      args.push_back(a < args_.size() ? args_[a][n] : *defaults[a].default_value());
+      ArgSlot& slot = in.slots.emplace_back();
+      if (element_.args[a].kind != ArgSlot::Kind::kTensor || !args.back().isTensor()) continue;
+      slot = {ArgSlot::Kind::kTensor, static_cast<int>(in.tensors.size()), 1};
+      in.tensors.push_back(args.back().toTensor());
+      in.args.push_back(static_cast<uint16_t>(a));
+    }
+    report_work(element_, *decisions_[n], in, args);
+  }
+}
+
 Stack ListCall::run() const {
   std::vector<RankTensors> locals(writes_ ? 0 : count_);
   try {
@@ -232,6 +254,7 @@ Stack ListCall::run() const {
     throw;
   }
   note_writes();
+  report_works();
   if (writes_) return {};
   c10::List<at::Tensor> results;
   results.reserve(count_);

@@ -144,6 +144,19 @@ TEST_CASE("predict_step: what an operator does not read or write is not counted"
   CHECK(traffic([&] { whole.add(row.expand({1000, 8})); }) == 2 * 1000 * 8 * 4 + 8 * 4);
 }
 
+TEST_CASE("predict_step: operators on lists count every tensor, also where they run on lists of parts",
+          "[dtensor][predict_step]") {
+  const World world = World::abstract(4);
+  const DeviceMesh mesh(world, {4}, {"dp"});
+  const std::vector<Tensor> list = {zeros({40, 2}, mesh, {Shard(0)}), zeros({5}, mesh, {Replicate()})};
+  const auto step = [&] {
+    torch::_foreach_mul_(list, 2);
+    torch::_foreach_add(list, list);
+  };
+  step();  // makes the decisions that later calls on lists take
+  for (int i = 0; i < 2; ++i) CHECK(predict_step(step, world).memory_traffic == (2 + 3) * 4 * (10 * 2 + 5));
+}
+
 TEST_CASE("predict_step: collectives, bytes and FLOP are those of CommDebugMode", "[dtensor][predict_step]") {
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   examples::Llama model(examples::LlamaConfig{});
