@@ -74,6 +74,19 @@ class StepListener final : public CommListener {
   bool ran_ = false;     // likewise
 };
 
+// Measures a peak of its own. The meter's user finds the larger of the former peak and the new one.
+class OwnPeak {
+ public:
+  explicit OwnPeak(MemoryMeter& meter) : meter_(meter), before_(meter.peak_bytes()) { meter_.reset_peak(); }
+  ~OwnPeak() { meter_.touch(before_ - meter_.live_bytes()); }
+  OwnPeak(const OwnPeak&) = delete;
+  OwnPeak& operator=(const OwnPeak&) = delete;
+
+ private:
+  MemoryMeter& meter_;
+  const int64_t before_;
+};
+
 }  // namespace
 
 std::string PredictedCollectives::name() const {
@@ -100,20 +113,24 @@ std::string StepPrediction::to_string() const {
 }
 
 StepPrediction predict_step(const std::function<void()>& step, const World& world) {
+  TORCH_CHECK_VALUE(step, "[predict_step] the step is an empty function");
   TORCH_CHECK_VALUE(world.defined(), "[predict_step] the world is undefined");
   StepListener listener(world);
   const int64_t live = world.memory().live_bytes();
-  world.memory().reset_peak();
+  const OwnPeak measuring(world.memory());
   {
     const ScopeGuard listening([&](Scope& s) { s.listeners.push_back(&listener); });
     step();
   }
   StepPrediction prediction;
-  TORCH_CHECK_VALUE(listener.take(prediction),
-                    "[predict_step] the step computes nothing with distributed tensors: distribute its model or its "
-                    "data first");
+  const bool ran = listener.take(prediction);
   prediction.live_bytes = live;
   prediction.peak_bytes = world.memory().peak_bytes();
+  TORCH_CHECK_VALUE(ran,
+                    "[predict_step] the step computes nothing with distributed tensors: distribute its model or "
+                    "its data first");
+  TORCH_CHECK_VALUE(prediction.peak_bytes > 0, "[predict_step] no tensor of the step is on ", world.name(),
+                    ": give the world of their mesh, mesh.world()");
   return prediction;
 }
 

@@ -50,7 +50,9 @@ struct StepPrediction {
   std::string to_string() const;
 };
 
-// Runs `step` once. Errors: what `step` throws; a step without distributed operators on `world` (ValueError).
+// Runs `step` once. `world`: that of the mesh of its tensors; the peak of its memory() stays what it would be without
+// the prediction. Errors: what `step` throws; an empty function, a step without distributed operators, or on another
+// world (ValueError).
 StepPrediction predict_step(const std::function<void()>& step, const World& world);
 
 }  // namespace dtensor

@@ -5,8 +5,9 @@
 #include <torch/optim.h>
 
 #include <memory>
-#include <set>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "dtensor/distribute_module.h"
 #include "dtensor/factories.h"
@@ -15,6 +16,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "examples/models/llama.h"
+#include "mesh/memory_meter.h"
 #include "mesh/world.h"
 #include "observe/comm_debug_mode.h"
 #include "plan/cost_model.h"
@@ -178,6 +180,37 @@ TEST_CASE("predict_step: a step without distributed tensors is an error", "[dten
   CHECK(testing::error_text([] {
           predict_step([] { torch::ones({2}) + 1; }, World::abstract(2));
         }).find("distribute its model or its data first") != std::string::npos);
+}
+
+TEST_CASE("predict_step: a world that the step does not use is an error", "[dtensor][predict_step]") {
+  const DeviceMesh mesh(World::abstract(2), {2}, {"dp"});
+  const Tensor t = zeros({4}, mesh, {Shard(0)});
+  const auto text = [](const std::function<void()>& step, const World& world) {
+    return testing::error_text([&] { predict_step(step, world); });
+  };
+  CHECK(text([&] { t + t; }, World::abstract(2)).find("give the world of their mesh") != std::string::npos);
+  CHECK(text([&] { t + t; }, World()).find("the world is undefined") != std::string::npos);
+  CHECK(text(nullptr, mesh.world()).find("the step is an empty function") != std::string::npos);
+}
+
+TEST_CASE("predict_step: the peak that a program measures goes on, also after an error", "[dtensor][predict_step]") {
+  const World world = World::abstract(2);
+  const DeviceMesh mesh(world, {2}, {"dp"});
+  const Tensor t = zeros({1000}, mesh, {Replicate()});
+  world.memory().reset_peak();
+  zeros({8000}, mesh, {Replicate()});
+  const int64_t peak = world.memory().peak_bytes();
+  CHECK(peak == 9 * 4000);
+  CHECK(predict_step([&] { t + t; }, world).peak_bytes == 2 * 4000);
+  CHECK(world.memory().peak_bytes() == peak);
+  CHECK_THROWS_AS(predict_step([] { throw std::runtime_error("no data"); }, world), std::runtime_error);
+  CHECK(world.memory().peak_bytes() == peak);
+  const auto larger = [&] {
+    const Tensor many = zeros({20000}, mesh, {Replicate()});
+    t + t;
+  };
+  CHECK(predict_step(larger, world).peak_bytes == 22 * 4000);
+  CHECK(world.memory().peak_bytes() == 22 * 4000);
 }
 
 // One layer whose rows of activations and weights are given: replicating the weight costs its gradient's reduction,
