@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <tuple>
@@ -38,20 +39,29 @@ void append_shapes(int64_t ranks, size_t dims, std::vector<int64_t>& shape, std:
   }
 }
 
-// All combinations of one value per setting.
-std::vector<NamedNumbers> combinations(const SearchLayoutsOptions& options) {
-  std::vector<NamedNumbers> all = {{}};
-  for (const auto& [name, values] : options.settings) {
-    std::vector<NamedNumbers> longer;
-    for (const NamedNumbers& before : all) {
-      for (const int64_t value : values) {
-        longer.push_back(before);
-        longer.back().emplace_back(name, value);
-      }
-    }
-    all = std::move(longer);
-  }
+// The largest number if the product is larger.
+int64_t product_or_most(int64_t a, int64_t b) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  return b != 0 && a > kMost / b ? kMost : a * b;
+}
+
+// How many combinations of one value per setting there are.
+int64_t num_combinations(const SearchLayoutsOptions& options) {
+  int64_t all = 1;
+  for (const auto& [name, values] : options.settings) all = product_or_most(all, static_cast<int64_t>(values.size()));
   return all;
+}
+
+// The n-th of them; the last setting changes first.
+NamedNumbers combination(const SearchLayoutsOptions& options, int64_t n) {
+  NamedNumbers numbers;
+  for (const auto& [name, values] : options.settings) numbers.emplace_back(name, 0);
+  for (size_t s = numbers.size(); s-- > 0;) {
+    const auto& values = options.settings[s].second;
+    numbers[s].second = values[static_cast<size_t>(n) % values.size()];
+    n /= static_cast<int64_t>(values.size());
+  }
+  return numbers;
 }
 
 void check_options(const SearchLayoutsOptions& o) {
@@ -82,19 +92,23 @@ std::vector<Arrangement> allowed_arrangements(const SearchLayoutsOptions& option
   std::vector<std::vector<int64_t>> shapes;
   std::vector<int64_t> shape;
   append_shapes(options.ranks, options.mesh_dims.size(), shape, shapes);
-  const std::vector<NamedNumbers> settings = combinations(options);
+  const int64_t of_shape = num_combinations(options), all = product_or_most(static_cast<int64_t>(shapes.size()), of_shape);
+  TORCH_CHECK_VALUE(options.allows || all <= options.max_choices, "[search_layouts] there are ", all,
+                    " choices, more than max_choices = ", options.max_choices,
+                    ": try fewer values, exclude some by `allows`, or raise it");
   std::vector<Arrangement> allowed;
   for (const auto& s : shapes) {
     const DeviceMesh mesh = make_mesh(s, options);
-    for (const NamedNumbers& numbers : settings) {
-      if (!options.allows || options.allows({mesh, numbers})) allowed.push_back({s, numbers});
+    for (int64_t n = 0; n < of_shape; ++n) {
+      NamedNumbers numbers = combination(options, n);
+      if (options.allows && !options.allows({mesh, numbers})) continue;
+      TORCH_CHECK_VALUE(static_cast<int64_t>(allowed.size()) < options.max_choices, "[search_layouts] of ", all,
+                        " choices `allows` allows more than max_choices = ", options.max_choices,
+                        ": try fewer values, exclude more, or raise it");
+      allowed.push_back({s, std::move(numbers)});
     }
   }
-  TORCH_CHECK_VALUE(!allowed.empty(), "[search_layouts] `allows` allows none of the ", shapes.size() * settings.size(),
-                    " choices");
-  TORCH_CHECK_VALUE(static_cast<int64_t>(allowed.size()) <= options.max_choices, "[search_layouts] there are ",
-                    allowed.size(), " choices, more than max_choices = ", options.max_choices,
-                    ": try fewer values, exclude some by `allows`, or raise it");
+  TORCH_CHECK_VALUE(!allowed.empty(), "[search_layouts] `allows` allows none of the ", all, " choices");
   return allowed;
 }
 
@@ -107,6 +121,7 @@ LayoutCandidate try_arrangement(const std::function<std::function<void()>(const 
   if (options.cost_model) set_cost_model(mesh.world(), *options.cost_model);
   try {
     const std::function<void()> step = make_step({mesh, a.settings});
+    TORCH_CHECK_VALUE(step, "make_step returned an empty function");
     step();
     candidate.step = predict_step(step, mesh.world());
     candidate.fits = candidate.step.peak_bytes <= options.max_bytes;
@@ -114,6 +129,9 @@ LayoutCandidate try_arrangement(const std::function<std::function<void()>(const 
     candidate.failure = e.what_without_backtrace();
   } catch (const std::exception& e) {
     candidate.failure = e.what();
+    if (candidate.failure.empty()) candidate.failure = "an exception without a text";
+  } catch (...) {
+    candidate.failure = "an exception that is not a std::exception";
   }
   return candidate;
 }
@@ -199,8 +217,9 @@ int64_t LayoutChoice::setting(const std::string& name) const {
     if (known == name) return value;
     names.push_back(known);
   }
-  TORCH_CHECK_VALUE(false, "[LayoutChoice::setting] there is no setting '", name,
-                    "', only: ", absl::StrJoin(names, ", "));
+  TORCH_CHECK_VALUE(
+      false, "[LayoutChoice::setting] there is no setting '", name,
+      names.empty() ? "'; SearchLayoutsOptions::settings is empty" : "', only: ", absl::StrJoin(names, ", "));
 }
 
 std::string LayoutCandidate::name() const {
@@ -257,11 +276,12 @@ std::string LayoutSearch::explain(int64_t most) const {
 std::string LayoutSearch::to_json() const {
   Json json{{"max_bytes", max_bytes}, {"candidates", Json::array()}};
   for (const LayoutCandidate& c : candidates) json["candidates"].push_back(json_of(c));
-  return json.dump(2);
+  return json.dump(2, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace);  // errors may have any bytes
 }
 
 LayoutSearch search_layouts(const std::function<std::function<void()>(const LayoutChoice&)>& make_step,
                             const SearchLayoutsOptions& options) {
+  TORCH_CHECK_VALUE(make_step, "[search_layouts] make_step is an empty function");
   check_options(options);
   LayoutSearch search;
   search.max_bytes = options.max_bytes;

@@ -85,8 +85,8 @@ struct LayoutSearch {
 
 // Makes a step for each choice, runs it twice, since the first run makes gradients and states of optimizers, and
 // predicts the second. A choice whose `make_step` or step throws has failed, and the search goes on.
-// Errors (ValueError): ranks < 1; no mesh dims; a setting without values; a name twice; no choice is allowed, or more
-// than max_choices are. Runs on the calling thread.
+// Errors (ValueError): an empty function; ranks < 1; no mesh dims; a setting without values; a name twice; no choice is
+// allowed, or more than max_choices are; a cost model that set_cost_model() refuses. Runs on the calling thread.
 LayoutSearch search_layouts(const std::function<std::function<void()>(const LayoutChoice&)>& make_step,
                             const SearchLayoutsOptions& options);
 

@@ -292,7 +292,7 @@ TEST_CASE("search_layouts: settings are tried in all combinations, and what fail
   CHECK(search_layouts(make_step, options).to_json() == search.to_json());  // the same at every call
   CHECK(testing::error_text([&] {
           make_step({DeviceMesh(World::abstract(16), {16, 1}, {"dp", "tp"}), {}});
-        }).find("no setting 'rows'") != std::string::npos);
+        }).find("no setting 'rows'; SearchLayoutsOptions::settings is empty") != std::string::npos);
 }
 
 TEST_CASE("search_layouts: wrong options are errors", "[dtensor][search_layouts]") {
@@ -308,6 +308,49 @@ TEST_CASE("search_layouts: wrong options are errors", "[dtensor][search_layouts]
   CHECK(text([](auto& o) { o.settings = {{"x", {}}}; }).find("'x' has no values") != std::string::npos);
   CHECK(text([](auto& o) { o.max_choices = 4; }).find("5 choices, more than max_choices = 4") != std::string::npos);
   CHECK(text([](auto& o) { o.allows = [](const auto&) { return false; }; }).find("none of the 5") != std::string::npos);
+  CHECK(text([](auto& o) { o.cost_model->flops_per_second = 0; }).find("`flops_per_second` is 0") != std::string::npos);
+  CHECK(testing::error_text([] { search_layouts(nullptr, sixteen_ranks()); }).find("make_step is an empty function") !=
+        std::string::npos);
+}
+
+TEST_CASE("search_layouts: too many choices are an error before they are listed", "[dtensor][search_layouts]") {
+  const std::vector<int64_t> ten = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+  const auto text = [&](int settings, const std::function<bool(const LayoutChoice&)>& allows) {
+    SearchLayoutsOptions options = sixteen_ranks();
+    for (int s = 0; s < settings; ++s) options.settings.emplace_back("s" + std::to_string(s), ten);
+    options.allows = allows;
+    return testing::error_text(
+        [&] { search_layouts([](const LayoutChoice& c) { return one_layer(c, 16, 64); }, options); });
+  };
+  CHECK(text(12, nullptr).find("there are 5000000000000 choices") != std::string::npos);
+  CHECK(text(40, nullptr).find("more than max_choices = 1000") != std::string::npos);
+  CHECK(text(12, [](const LayoutChoice&) { return true; }).find("allows more than max_choices = 1000") !=
+        std::string::npos);
+}
+
+TEST_CASE("search_layouts: whatever a choice throws is listed, and the others are tried", "[dtensor][search_layouts]") {
+  const auto make_step = [](const LayoutChoice& c) -> std::function<void()> {
+    switch (c.mesh.size("dp")) {
+      case 1:
+        throw 1;
+      case 2:
+        throw std::runtime_error("");
+      case 4:
+        return nullptr;
+      case 8:
+        return [] { throw std::runtime_error("\xff"); };
+      default:
+        return one_layer(c, 16, 64);
+    }
+  };
+  const LayoutSearch search = search_layouts(make_step, sixteen_ranks());
+  REQUIRE(search.candidates.size() == 5);
+  CHECK(search.best().name() == "dp=16 tp=1");
+  CHECK(search.candidates[1].failure == "an exception that is not a std::exception");
+  CHECK(search.candidates[2].failure == "an exception without a text");
+  CHECK(search.candidates[3].failure == "make_step returned an empty function");
+  CHECK(search.candidates[4].failure == "\xff");
+  CHECK(search.to_json().find("make_step returned an empty function") != std::string::npos);
 }
 
 // Without fully_shard every rank holds all states, so that the models fit only where tp or the groups divide them.
