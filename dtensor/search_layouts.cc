@@ -92,7 +92,8 @@ std::vector<Arrangement> allowed_arrangements(const SearchLayoutsOptions& option
   std::vector<std::vector<int64_t>> shapes;
   std::vector<int64_t> shape;
   append_shapes(options.ranks, options.mesh_dims.size(), shape, shapes);
-  const int64_t of_shape = num_combinations(options), all = product_or_most(static_cast<int64_t>(shapes.size()), of_shape);
+  const int64_t of_shape = num_combinations(options),
+                all = product_or_most(static_cast<int64_t>(shapes.size()), of_shape);
   TORCH_CHECK_VALUE(options.allows || all <= options.max_choices, "[search_layouts] there are ", all,
                     " choices, more than max_choices = ", options.max_choices,
                     ": try fewer values, exclude some by `allows`, or raise it");
