@@ -42,11 +42,14 @@ enum Factor { kBatch, kHead, kTarget, kSource, kFeature, kValueFeature };
 
 const Spec& input_of(const Attention& a, const OpCall& call, char kind) { return *call.inputs[a.inputs.find(kind)]; }
 
-// Queries times keys, and that times values; backward goes through the first once more, and through each twice.
-double attention_flops(const Attention& a, const std::vector<Shape>& inputs) {
+// Queries times keys, and that times values; backward goes through the first once more, and through each twice. The
+// n-th query of a causal attention sees the first n keys: as in a ring of ranks (ring_attention.cc).
+double attention_flops(const Attention& a, bool causal, const std::vector<Shape>& inputs) {
   const Shape &q = inputs[a.inputs.find('q')], &k = inputs[a.inputs.find('k')], &v = inputs[a.inputs.find('v')];
+  const auto queries = static_cast<double>(q[2]), keys = static_cast<double>(k[2]), below = std::min(queries, keys);
+  const double pairs = causal ? below * (below + 1) / 2 + (queries - below) * keys : queries * keys;
   const auto product = [&](int64_t features) {
-    return 2.0 * static_cast<double>(q[0] * q[1] * q[2] * k[2] * features);
+    return 2.0 * static_cast<double>(q[0]) * static_cast<double>(q[1]) * pairs * static_cast<double>(features);
   };
   const bool is_backward = a.inputs.front() == 'o';
   return is_backward ? 3 * product(q[3]) + 2 * product(v[3]) : product(q[3]) + product(v[3]);
@@ -243,8 +246,10 @@ const RuleFamily attention_rules("attention", [](RuleRegistry& registry) {
     rule.per_dim = [a](const OpCall& call, int64_t mesh_dim) { return attention_strategies(a, call, mesh_dim); };
     rule.metas = [a](const OpCall& call) { return attention_metas(a, call); };
     rule.local = [a](const LocalCall& local, torch::jit::Stack& stack) { attention_local(a, local, stack); };
-    rule.flops = [a](const OpCall&) {
-      return [a](const std::vector<Shape>& inputs) { return attention_flops(a, inputs); };
+    rule.flops = [a](const OpCall& call) {
+      return [a, causal = call.get_bool("is_causal")](const std::vector<Shape>& inputs) {
+        return attention_flops(a, causal, inputs);
+      };
     };
     rule.value_free = {"scale"};
     registry.add(a.op, std::move(rule));

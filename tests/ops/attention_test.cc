@@ -1,5 +1,6 @@
 #include <torch/torch.h>
 
+#include "dtensor/factories.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "observe/comm_debug_mode.h"
@@ -190,4 +191,24 @@ TEST_CASE("torch::nn::MultiheadAttention: replicated and batch-sharded, with mas
       }
     }
   }
+}
+
+TEST_CASE("the FLOP of causal attention are those of the keys that queries see") {
+  const DeviceMesh mesh(World::abstract(2), {2}, {"tp"});
+  const auto flops = [&](int64_t queries, int64_t keys, bool causal) {
+    const at::Tensor q = zeros({3, 4, queries, 8}, mesh, {Shard(1)}).requires_grad_(),
+                     k = zeros({3, 4, keys, 8}, mesh, {Shard(1)});
+    CommDebugMode comm;
+    const Tensors out = flash({q, k, k}, causal);
+    const double forward = comm.flops();
+    comm.reset();
+    out[0].sum().backward();
+    CHECK(comm.flops() == 2.5 * forward);
+    return forward;
+  };
+  const double per_pair = 2. * 3 * 2 * (8 + 8);  // of two of the four heads
+  CHECK(flops(6, 6, false) == per_pair * 36);
+  CHECK(flops(6, 6, true) == per_pair * 21);
+  CHECK(flops(6, 4, true) == per_pair * (10 + 2 * 4));
+  CHECK(flops(4, 6, true) == per_pair * 10);
 }
