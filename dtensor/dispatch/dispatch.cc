@@ -253,6 +253,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
   const Decided decided = decide_call(info, resolved, in, args);
   const std::shared_ptr<const Decision> decision = decided.decision;
   if (const at::Tensor result = defer_call(info, decided, in, args, leaf); result.defined()) {
+    note_deferred_work();
     torch::jit::drop(stack, info.args.size());
     return stack.push_back(result);
   }
@@ -318,10 +319,12 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const CallWithin within;
   std::function<void()> when_done;
   if (CallHook* hook = CallHook::watching()) when_done = hook->before_call(info, args);
-  if (info.handler == nullptr) {
+  if (info.handler == nullptr && info.resolve().rule) {
     run_by_rule(info, *stack);
   } else {
-    dispatch_to_handler(info, op, *stack);
+    const CallWithoutRule work(info, args);
+    info.handler == nullptr ? run_by_rule(info, *stack) : dispatch_to_handler(info, op, *stack);
+    work.report(*stack);
   }
   if (when_done) when_done();
 }

@@ -14,7 +14,10 @@
 namespace dtensor::internal {
 namespace {
 
+thread_local int64_t num_reported = 0;  // events with work, and calls whose events come later
+
 void report(const WorkEvent& event) {
+  if (event.flops > 0 || event.bytes > 0) ++num_reported;
   for (CommListener* listener : current_scope().listeners) listener->on_work(event);
 }
 
@@ -34,8 +37,9 @@ constexpr std::string_view kUseSomeElements[] = {
 // Those whose results are sums of rows of the first tensor, at the indices that the second has.
 constexpr std::string_view kSumRows[] = {"_embedding_bag", "_embedding_bag_forward_only"};
 // Operators that read only the shape of their tensor, and those whose result they do not fill, either.
-constexpr std::string_view kReadNothing[] = {"zeros_like", "ones_like",  "full_like", "new_zeros",        "new_ones",
-                                             "new_full",   "empty_like", "new_empty", "new_empty_strided"};
+constexpr std::string_view kReadNothing[] = {"zeros_like",        "ones_like", "full_like",  "new_zeros",
+                                             "new_ones",          "new_full",  "empty_like", "new_empty",
+                                             "new_empty_strided", "rand_like", "randn_like", "randint_like"};
 constexpr std::string_view kWriteNothing[] = {"empty_like", "new_empty", "new_empty_strided"};
 
 // Of the largest part: elements that an expanded tensor repeats are one in memory.
@@ -106,6 +110,16 @@ void report_flops(const std::string& op, const std::string& module_path, const D
   report(event);
 }
 
+void report_bytes(const std::string& op, const DeviceMesh& mesh, int64_t bytes) {
+  if (current_scope().listeners.empty()) return;
+  WorkEvent event{op, "", in_backward()};
+  event.ranks = mesh.size();
+  event.bytes = bytes;
+  report(event);
+}
+
+void note_deferred_work() { ++num_reported; }
+
 void report_work(const OpInfo& info, const Decision& decision, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
   if (current_scope().listeners.empty()) return;
   WorkEvent event{info.name, "", in_backward()};
@@ -113,6 +127,59 @@ void report_work(const OpInfo& info, const Decision& decision, const Inputs& in,
   event.bytes = bytes_moved(info, decision, in);
   if (decision.rule->flops) add_flops(event, decision, in, make_call(info, in, args).without_outs());
   report(event);
+}
+
+namespace {
+
+// Operators that change what memory a tensor has, or its shape: nothing is read or written.
+bool changes_tensor_only(const OpInfo& info) {
+  constexpr std::string_view kNames[] = {"resize_", "resize_as_", "set_", "shallow_copy_data_"};
+  return info.op.hasTag(at::Tag::inplace_view) || is_one_of(info, kNames);
+}
+
+// Calls `f` with the distributed tensors that `value` is or has.
+template <typename F>
+void for_each_distributed(const c10::IValue& value, const F& f) {
+  if (value.isTensor()) {
+    if (value.toTensor().defined() && is_dtensor(value.toTensor())) f(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& element : value.toListRef()) for_each_distributed(element, f);
+  }
+}
+
+}  // namespace
+
+CallWithoutRule::CallWithoutRule(const OpInfo& info, c10::ArrayRef<c10::IValue> args) : info_(info) {
+  if (current_scope().listeners.empty() || info.is_view || info.composite_implicit || is_one_of(info, kWriteNothing) ||
+      changes_tensor_only(info))
+    return;
+  reported_before_ = num_reported;
+  const bool draws = info.op.hasTag(at::Tag::nondeterministic_seeded);  // overwrites what it writes to
+  for (size_t a = 0; a < args.size(); ++a) {
+    const OpInfo::Arg& arg = info.args[a];
+    if (arg.out) continue;
+    const bool reads = !arg.overwritten && !(draws && arg.written) && !is_one_of(info, kReadNothing);
+    for_each_distributed(args[a], [&](const at::Tensor& t) {
+      mesh_ = spec_of(t)->mesh();
+      bytes_ += (reads ? bytes_in_memory(*spec_of(t)) : 0) + (arg.written ? spec_of(t)->max_local_bytes() : 0);
+      writes_ = writes_ || arg.written;
+    });
+  }
+}
+
+void CallWithoutRule::report(const torch::jit::Stack& stack) const {
+  if (reported_before_ != num_reported) return;
+  const auto results = torch::jit::last(stack, info_.written_inputs.size());
+  int64_t bytes = bytes_;
+  bool gives_tensors = false;
+  for (size_t r = 0; r < results.size(); ++r) {
+    if (info_.written_inputs[r] >= 0) continue;  // counted as an argument
+    for_each_distributed(results[r], [&](const at::Tensor& t) {
+      gives_tensors = true;
+      bytes += spec_of(t)->max_local_bytes();
+    });
+  }
+  if (mesh_.defined() && (writes_ || gives_tensors)) report_bytes(info_.name, mesh_, bytes);
 }
 
 }  // namespace dtensor::internal

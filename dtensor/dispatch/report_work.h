@@ -2,8 +2,10 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 #include <c10/util/ArrayRef.h>
 
+#include <cstdint>
 #include <string>
 
 #include "mesh/device_mesh.h"
@@ -18,7 +20,28 @@ struct OpInfo;  // op_info.h
 // `of_one`: of a single device that does all. Nothing is reported if there were none. `op`: "aten::mm".
 void report_flops(const std::string& op, const std::string& module_path, const DeviceMesh& mesh, double of_rank,
                   double of_one);
+// Of operators that compute on parts by themselves: `bytes` that the rank with the largest parts reads and writes.
+void report_bytes(const std::string& op, const DeviceMesh& mesh, int64_t bytes);
+// The work of this call is reported later, when it runs.
+void note_deferred_work();
 // Of an operator that has run as `decision` says. Cheap without listeners.
 void report_work(const OpInfo& info, const Decision& decision, const Inputs& in, c10::ArrayRef<c10::IValue> args);
+
+// The work of a call that no rule runs: what the operators report that it calls. If they report nothing, its arguments
+// are read once and its results written once, in the layouts that they have.
+class CallWithoutRule {
+ public:
+  // Before the call. Cheap without listeners.
+  CallWithoutRule(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+  // After it, with the results at the end of `stack`.
+  void report(const torch::jit::Stack& stack) const;
+
+ private:
+  const OpInfo& info_;
+  int64_t reported_before_ = -1;  // -1: nothing to report
+  int64_t bytes_ = 0;             // of arguments
+  DeviceMesh mesh_;
+  bool writes_ = false;  // to an argument
+};
 
 }  // namespace dtensor::internal

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "dtensor/dispatch/composite_op_scope.h"
+#include "dtensor/dispatch/report_work.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/module_of_call.h"
@@ -39,6 +40,7 @@ struct CrossEntropyFn : torch::autograd::Function<CrossEntropyFn> {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const CrossEntropyTensors in = brought_to_logits({self, target, weight.value_or(at::Tensor())}, *call);
     const CrossEntropyLoss loss = cross_entropy_loss(in, *call);
+    report_bytes(call->op, in.spec().mesh(), in.spec().max_local_bytes());
     ctx->save_for_backward({self, in.target, in.weight, loss.max, loss.sum, loss.totals, loss.divisor});
     ctx->saved_data["call"] = c10::IValue::make_capsule(std::move(call));
     ctx->set_materialize_grads(false);
@@ -54,10 +56,10 @@ struct CrossEntropyFn : torch::autograd::Function<CrossEntropyFn> {
     const CrossEntropyLoss loss{none, saved[3], saved[4], saved[5], saved[6]};
     const at::Tensor grad = distributed_gradient(grads[0], in.spec().mesh());
     if (call.module_path.empty()) call.module_path = module_of_call(grad);  // unknown if nothing listened in forward
-    const bool create_graph = at::GradMode::is_enabled();
-    return {create_graph ? differentiable_cross_entropy_gradient(grad, in, loss, call)
-                         : cross_entropy_gradient(grad, in, loss, call),
-            none, none, none};
+    if (at::GradMode::is_enabled())
+      return {differentiable_cross_entropy_gradient(grad, in, loss, call), none, none, none};
+    report_bytes(call.op, in.spec().mesh(), 2 * in.spec().max_local_bytes());
+    return {cross_entropy_gradient(grad, in, loss, call), none, none, none};
   }
 };
 

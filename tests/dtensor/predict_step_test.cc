@@ -133,6 +133,28 @@ TEST_CASE("predict_step: what an operator does not read or write is not counted"
   CHECK(traffic([&] { whole.add(row.expand({1000, 8})); }) == 2 * 1000 * 8 * 4 + 8 * 4);
 }
 
+TEST_CASE("predict_step: operators that run by no rule count their arguments and results", "[dtensor][predict_step]") {
+  const World world = World::abstract(2);
+  const DeviceMesh mesh(world, {2}, {"tp"});
+  const Tensor t = zeros({1000, 8}, mesh, {Shard(0)});
+  const int64_t part = 500 * 8 * 4;
+  const auto traffic = [&](const std::function<void()>& f) { return predict_step(f, world).memory_traffic; };
+  CHECK(traffic([&] { t.uniform_(); }) == part);
+  CHECK(traffic([&] { torch::rand_like(t); }) == part);
+  CHECK(traffic([&] {
+          t.sizes();
+          t.is_same_size(t);
+          t.add_(1);
+        }) == 2 * part);
+  // Classes are split: one pass over the logits for the loss, and one that writes their gradient.
+  const Tensor logits = zeros({64, 8000}, mesh, {Shard(1)}).requires_grad_();
+  const Tensor target = zeros({64}, mesh, {Replicate()}, {.dtype = torch::kLong});
+  const int64_t own = 64 * 4000 * 4;
+  const int64_t both = traffic([&] { torch::cross_entropy_loss(logits, target).backward(); });
+  CHECK(both >= 3 * own);
+  CHECK(both < 3 * own + own / 100);
+}
+
 TEST_CASE("predict_step: operators on lists count every tensor, also where they run on lists of parts",
           "[dtensor][predict_step]") {
   const World world = World::abstract(4);
