@@ -102,13 +102,19 @@ double StepPrediction::communication_seconds() const {
 std::string StepPrediction::to_string() const {
   std::string text =
       absl::StrFormat("%s a step, at most %s on a rank\n", seconds_text(seconds()), bytes_text(peak_bytes));
-  absl::StrAppendFormat(&text, "  matrix products   %s, %.3g FLOP\n", seconds_text(product_seconds), flops);
-  absl::StrAppendFormat(&text, "  other operators   %s\n", seconds_text(operator_seconds));
+  size_t width = 17;
+  for (const PredictedCollectives& row : communication) width = std::max(width, row.name().size());
+  const auto add = [&](std::string name, const std::string& value) {
+    name.resize(width, ' ');
+    absl::StrAppend(&text, "  ", name, " ", value, "\n");
+  };
+  add("matrix products", absl::StrFormat("%s, %.3g FLOP", seconds_text(product_seconds), flops));
+  add("other operators", seconds_text(operator_seconds));
   for (const PredictedCollectives& row : communication) {
-    absl::StrAppendFormat(&text, "  %-17s %s, x%d, %s, %s\n", row.name(), seconds_text(row.seconds), row.count,
-                          bytes_text(row.bytes), row.between_nodes ? "between nodes" : "within a node");
+    add(row.name(), absl::StrFormat("%s, x%d, %s, %s", seconds_text(row.seconds), row.count, bytes_text(row.bytes),
+                                    row.between_nodes ? "between nodes" : "within a node"));
   }
-  absl::StrAppendFormat(&text, "  memory            %s before the step\n", bytes_text(live_bytes));
+  add("memory", absl::StrCat(bytes_text(live_bytes), " before the step"));
   return text;
 }
 

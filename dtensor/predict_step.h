@@ -8,9 +8,10 @@
 // Times are those of the world's cost model (plan/cost_model.h). A matrix product takes the longer of its arithmetic
 // and its reads and writes; another operator its reads and writes, each input once and each result once; a collective
 // the time at the level of its group, within a node or between nodes. Nothing overlaps, starting an operator takes no
-// time, and operators of which no bytes are known (convolutions over sharded dims: their reads) count less. The rank is
-// the one with the largest parts. It is taken to run every operator, so that a step of a pipeline, whose stages run on
-// different ranks, is that of all stages one after the other: see PipelineSchedule::simulate().
+// time, products of all dtypes are equally fast, and of convolutions over sharded dims and of attention around a ring
+// only the arithmetic counts. The rank is the one with the largest parts. It is taken to run every operator, so that a
+// step of a pipeline, whose stages run on different ranks, has the time and the memory of all stages one after the
+// other: see PipelineSchedule::simulate().
 #pragma once
 
 #include <cstdint>

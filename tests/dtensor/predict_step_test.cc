@@ -185,6 +185,19 @@ TEST_CASE("predict_step: collectives, bytes and FLOP are those of CommDebugMode"
   CHECK(p.peak_bytes > p.live_bytes);
 }
 
+TEST_CASE("StepPrediction: terms with long names are in line with the others", "[dtensor][predict_step]") {
+  StepPrediction p;
+  p.communication = {{Collective::kReduceScatter, "dp,tp"}, {Collective::kAllReduce, "tp"}};
+  const std::string text = p.to_string();
+  CAPTURE(text);
+  const auto value_of = [&](const std::string& name) {
+    const size_t begin = text.find(name);
+    return text.find_first_not_of(' ', begin + name.size()) - begin;
+  };
+  for (const char* name : {"matrix products", "other operators", "all_reduce(tp)", "memory"})
+    CHECK(value_of(name) == value_of("reduce_scatter(dp,tp)"));
+}
+
 TEST_CASE("predict_step: a step without distributed tensors is an error", "[dtensor][predict_step]") {
   CHECK(testing::error_text([] {
           predict_step([] { torch::ones({2}) + 1; }, World::abstract(2));

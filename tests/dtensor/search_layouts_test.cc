@@ -67,23 +67,32 @@ TEST_CASE("search_layouts: many rows choose data parallelism, few rows tensor pa
 
 TEST_CASE("search_layouts: choices beyond max_bytes do not win, and the text says what they need",
           "[dtensor][search_layouts]") {
-  const auto make_step = [](const LayoutChoice& choice) { return one_layer(choice, 16384, 256); };
+  // Three values that are kept, or computed where they are needed.
+  const auto make_step = [](const LayoutChoice& choice) -> std::function<void()> {
+    const Tensor x = zeros({1000}, choice.mesh, {Replicate(), Replicate()});
+    std::vector<Tensor> kept;
+    if (choice.setting("keep") == 1) kept = {x * 2, x * 2, x * 2};
+    return [x, kept] {
+      for (size_t i = 0; i < 3; ++i) {
+        const Tensor value = kept.empty() ? x * 2 : kept[i];
+        x + value;
+      }
+    };
+  };
   SearchLayoutsOptions options = sixteen_ranks();
+  options.settings = {{"keep", {0, 1}}};
+  options.allows = [](const LayoutChoice& c) { return c.mesh.size("tp") == 1; };
   const LayoutSearch all = search_layouts(make_step, options);
-  const int64_t needed = all.best().step.peak_bytes;
-  int64_t least = needed;
-  for (const auto& c : all.candidates) least = std::min(least, c.step.peak_bytes);
-  options.max_bytes = needed - 1;
+  CHECK(all.best().name() == "dp=16 tp=1 keep=1");
+  CHECK(all.best().step.peak_bytes == 5 * 4000);
+  options.max_bytes = 5 * 4000 - 1;
   const LayoutSearch limited = search_layouts(make_step, options);
-  CAPTURE(limited.explain());
-  if (least < needed) {
-    CHECK(limited.best().name() != all.best().name());
-    CHECK(limited.best().step.peak_bytes < needed);
-  }
+  CHECK(limited.best().name() == "dp=16 tp=1 keep=0");
+  CHECK(limited.best().step.peak_bytes == 3 * 4000);
   options.max_bytes = 1;
   const LayoutSearch none = search_layouts(make_step, options);
   CHECK(testing::error_text([&] { none.best(); }).find("no choice fits") != std::string::npos);
-  CHECK(none.explain().find("5 need more than 1 B") != std::string::npos);
+  CHECK(none.explain().find("2 need more than 1 B") != std::string::npos);
 }
 
 TEST_CASE("search_layouts: settings are tried in all combinations, and what fails is listed",
