@@ -2,6 +2,7 @@
 
 #include <torch/nn.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <utility>
@@ -91,6 +92,73 @@ StepNumbers three_dims(int64_t m, int64_t n, int64_t k) {
   return {k * (8 * kLayers + 4 + 2 + 2) + 2 * 2, k * (of_micro_batch + 2 * x / n) + gradients, sharded_state(n)};
 }
 
+// ------------------------------------------------------------ formulas of the most that a rank holds
+
+int64_t scores(int64_t tokens, int64_t n) { return 4 * tokens * kConfig.vocab / n; }
+
+// What autograd keeps of one layer: in parts over n ranks the rotated queries and keys, the values, the input of the
+// last product of attention, its probabilities, and four tensors of the feed-forward layers; of both norms the input,
+// it divided by its size, and the result. `n_norms`: over how many ranks inputs of norms are sharded.
+int64_t saved_by_layer(int64_t tokens, int64_t n, int64_t n_norms) {
+  const int64_t in_parts = 4 * kConfig.width + 4 * kConfig.hidden + kConfig.heads * kLength;
+  return 4 * tokens * (in_parts / n + 4 * kConfig.width / n_norms + 2 * kConfig.width);
+}
+int64_t saved_by_last_norm(int64_t tokens, int64_t n_norms) {
+  return 4 * tokens * (2 * kConfig.width / n_norms + kConfig.width);
+}
+int64_t saved_by_model(int64_t tokens, int64_t n, int64_t n_norms) {
+  return kLayers * saved_by_layer(tokens, n, n_norms) + saved_by_last_norm(tokens, n_norms);
+}
+
+// A reduce-scatter holds its input twice more, and what it receives.
+int64_t reduce_scatter_buffers(int64_t bytes, int64_t n) { return 2 * bytes + gather(bytes, n); }
+
+// When the gradient of whole scores is there: the scores, their logarithms, and the gradients of both. Or, if that is
+// more, when the gradients of all parameters are reduced, beside the scores.
+int64_t peak_data_parallel(int64_t m) {
+  const int64_t tokens = kTokens / m;
+  return std::max(kAll + saved_by_model(tokens, 1, 1) + 4 * scores(tokens, 1), 3 * kAll + scores(tokens, 1));
+}
+
+// When the gradients of the last block are reduced: beside it and the rest the other blocks are in parts. The gradient
+// of the scores' weight waits for that of the tokens' table.
+int64_t peak_fully_sharded(int64_t m) {
+  const int64_t tokens = kTokens / m, layer = kWeightsOfLayer + kNormsOfLayer, rest = kVocabulary + kLastNorm;
+  return kAll / m + rest + layer + (kLayers - 1) * saved_by_layer(tokens, 1, 1) + scores(tokens, 1) +
+         3 * activation(tokens) + kVocabulary / 2 + layer + reduce_scatter_buffers(layer, m);
+}
+
+int64_t peak_tensor_parallel(int64_t n) {
+  return tensor_parallel(n).state_bytes / 2 + saved_by_model(kTokens, n, 1) + 4 * scores(kTokens, 1);
+}
+
+// When backward has left the scores' weight: beside its gradient and the scores, four tensors of the last norm.
+int64_t peak_vocabulary_parallel(int64_t n) {
+  return sharded_state(n) / 2 + saved_by_model(kTokens, n, 1) + scores(kTokens, n) + kVocabulary / 2 / n +
+         3 * activation(kTokens);
+}
+
+// `parameters`: with those that are gathered. When the gradient of the last norm's result is there, beside those of the
+// scores and their weight, or, if that is more, when it is reduced.
+int64_t peak_of_sequences(int64_t parameters, int64_t tokens, int64_t n) {
+  const int64_t x = activation(tokens);
+  return parameters + saved_by_model(tokens, n, n) + scores(tokens, n) + kVocabulary / 2 / n +
+         std::max(scores(tokens, n) + x, reduce_scatter_buffers(x, n));
+}
+
+int64_t peak_sequence_parallel(int64_t n) { return peak_of_sequences(sharded_state(n) / 2, kTokens, n); }
+
+int64_t peak_two_dims(int64_t m, int64_t n) {
+  const int64_t gathered = kWeightsOfLayer / n + kNormsOfLayer + kVocabulary / n + kLastNorm;
+  return peak_of_sequences(sharded_state(n) / m / 2 + gathered, kTokens / m, n);
+}
+
+// In the last stage's backward all gradients are there, and each stage holds one micro-batch.
+int64_t peak_three_dims(int64_t m, int64_t n, int64_t k) {
+  const int64_t tokens = kTokens / m / k;
+  return sharded_state(n) + saved_by_model(tokens, n, n) + 2 * scores(tokens, n) + activation(tokens);
+}
+
 // ------------------------------------------------------------ measurement
 
 torch::Tensor mean_loss(const torch::Tensor& scores, const torch::Tensor& targets) {
@@ -101,7 +169,12 @@ torch::Tensor ids_on(const DeviceMesh& mesh, int64_t batch) {
   return zeros({batch, kLength}, mesh, over(mesh, "dp", Shard(0)), {.dtype = torch::kLong});
 }
 
-ParallelismRow measured_step(std::string name, const DeviceMesh& mesh, const StepNumbers& formula,
+struct Formulas {
+  StepNumbers numbers;
+  int64_t peak;
+};
+
+ParallelismRow measured_step(std::string name, const DeviceMesh& mesh, const Formulas& formulas,
                              const std::function<void()>& step) {
   mesh.world().memory().reset_peak();
   const CommDebugMode comm;
@@ -111,15 +184,16 @@ ParallelismRow measured_step(std::string name, const DeviceMesh& mesh, const Ste
   for (const auto& dim : mesh.names()) {
     dims += (dims.empty() ? "" : ", ") + dim + "=" + std::to_string(mesh.size(dim));
   }
-  return {std::move(name), dims, {comm.total(), comm.bytes(), memory.live_bytes()}, formula, memory.peak_bytes()};
+  return {std::move(name),     dims,         {comm.total(), comm.bytes(), memory.live_bytes()}, formulas.numbers,
+          memory.peak_bytes(), formulas.peak};
 }
 
 // `lay_out`: distributes the model on the mesh.
-ParallelismRow measured(std::string name, const DeviceMesh& mesh, const StepNumbers& formula,
+ParallelismRow measured(std::string name, const DeviceMesh& mesh, const Formulas& formulas,
                         const std::function<void(Llama&)>& lay_out) {
   Llama model(kConfig);
   lay_out(model);
-  return measured_step(std::move(name), mesh, formula, [&] {
+  return measured_step(std::move(name), mesh, formulas, [&] {
     const MeshScope scope(mesh);
     mean_loss(model(ids_on(mesh, kBatch)), ids_on(mesh, kBatch)).backward();
   });
@@ -185,17 +259,23 @@ std::vector<ParallelismRow> parallelism_rows() {
     return [&tp, plan](Llama& model) { parallelize_module(*model, tp, plan); };
   };
   std::vector<ParallelismRow> rows;
-  rows.push_back(measured("data parallel", dp, data_parallel(8), [&](Llama& m) { distribute_module(*m, dp); }));
-  rows.push_back(measured("fully sharded", dp, fully_sharded(8), [&](Llama& m) { shard_groups(m, dp); }));
-  rows.push_back(measured("tensor parallel", tp, tensor_parallel(8), by_styles(styles_of_blocks())));
-  rows.push_back(measured("vocabulary parallel", tp, vocabulary_parallel(8), by_styles(llama_styles())));
-  rows.push_back(measured("sequence parallel", tp, sequence_parallel(8), by_styles(llama_styles(/*sequence=*/true))));
-  rows.push_back(measured("2-D", two, two_dims(2, 4), [&](Llama& m) {
+  rows.push_back(measured("data parallel", dp, {data_parallel(8), peak_data_parallel(8)},
+                          [&](Llama& m) { distribute_module(*m, dp); }));
+  rows.push_back(
+      measured("fully sharded", dp, {fully_sharded(8), peak_fully_sharded(8)}, [&](Llama& m) { shard_groups(m, dp); }));
+  rows.push_back(
+      measured("tensor parallel", tp, {tensor_parallel(8), peak_tensor_parallel(8)}, by_styles(styles_of_blocks())));
+  rows.push_back(measured("vocabulary parallel", tp, {vocabulary_parallel(8), peak_vocabulary_parallel(8)},
+                          by_styles(llama_styles())));
+  rows.push_back(measured("sequence parallel", tp, {sequence_parallel(8), peak_sequence_parallel(8)},
+                          by_styles(llama_styles(/*sequence=*/true))));
+  rows.push_back(measured("2-D", two, {two_dims(2, 4), peak_two_dims(2, 4)}, [&](Llama& m) {
     parallelize_module(*m, two, llama_styles(/*sequence=*/true), {.mesh_dim = "tp"});
     shard_groups(m, two);
   }));
   PipelineOfTwo pipeline(three);
-  rows.push_back(measured_step("3-D", three, three_dims(2, 2, kMicroBatches), [&] { pipeline.step(); }));
+  rows.push_back(measured_step("3-D", three, {three_dims(2, 2, kMicroBatches), peak_three_dims(2, 2, kMicroBatches)},
+                               [&] { pipeline.step(); }));
   return rows;
 }
 

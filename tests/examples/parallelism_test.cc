@@ -15,6 +15,7 @@ TEST_CASE("a step of a Llama communicates and holds what the formulas say") {
     CHECK(row.measured.bytes == row.formula.bytes);
     CHECK(row.measured.state_bytes == row.formula.state_bytes);
     CHECK(row.peak_bytes > row.measured.state_bytes);
+    CHECK(static_cast<double>(row.peak_formula) == Approx(row.peak_bytes).epsilon(0.01));
   }
 }
 
