@@ -56,8 +56,11 @@ std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, c10:
     locals.push_back(meta_for_read(tensors[i]).locals);
   }
   const BatchPlan batch = batch_plans(std::move(plans), limits);
+  // Rounds that keep a limit come one after the other.
+  const bool limited = limits.any() && batch.rounds.size() > 1;
   std::shared_ptr<CommWork> arriving;
-  std::vector<RankTensors> moved = run_plans(batch, std::move(locals), cause, options.async_op ? &arriving : nullptr);
+  std::vector<RankTensors> moved =
+      run_plans(batch, std::move(locals), cause, options.async_op && !limited ? &arriving : nullptr);
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < tensors.size(); ++i) {
     results.push_back(

@@ -37,6 +37,16 @@ bool only_local_steps_after(const PlanRun& run) {
                      [](const RedistributeStep& step) { return step.is_local(); });
 }
 
+bool is_one_collective_or_local(const PlanRun& run) { return run.plan().steps.size() == 1 || run.plan().is_local(); }
+
+// REQUIRES: !works.empty().
+std::shared_ptr<CommWork> wait_for_all(std::vector<std::shared_ptr<CommWork>> works) {
+  if (works.size() == 1) return works[0];
+  return std::make_shared<CommWork>([works = std::move(works)] {
+    for (const auto& work : works) work->wait();
+  });
+}
+
 void check_count(const RedistributePlan& plan, size_t count, size_t owned) {
   TORCH_CHECK(count == owned, "[redistribute] ", count, " local tensor(s) for ", owned, " owned rank(s) of ",
               plan.from.to_string());
@@ -137,10 +147,8 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
     ForbidWholeGather::check(plan, cause);
     runs.emplace_back(plan, as_pieces(std::move(locals[p])));
   }
-  const bool is_one_step = batch.rounds.size() == 1 && std::all_of(runs.begin(), runs.end(), [](const PlanRun& run) {
-                             return run.plan().steps.size() == 1 && !run.step().is_local();
-                           });
-  if (!is_one_step) work = nullptr;
+  if (!std::all_of(runs.begin(), runs.end(), is_one_collective_or_local)) work = nullptr;
+  std::vector<std::shared_ptr<CommWork>> begun;  // of the rounds
   MemoryMeter& memory = batch.plans[0]->from.world().memory();
   int64_t held = 0;  // of all runs between steps
   // `execute` runs the next step of every one of `running`.
@@ -167,8 +175,11 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
       TORCH_INTERNAL_ASSERT(static_cast<int>(runs[p].next()) == s);
       running.push_back(&runs[p]);
     }
-    step(running, [&] { run_collective(running, cause, work); });
+    std::shared_ptr<CommWork> of_round;
+    step(running, [&] { run_collective(running, cause, work ? &of_round : nullptr); });
+    if (of_round) begun.push_back(std::move(of_round));
   }
+  if (!begun.empty()) *work = wait_for_all(std::move(begun));
   std::vector<RankTensors> results;
   for (size_t p = 0; p < runs.size(); ++p) {
     run_local_steps(runs[p]);

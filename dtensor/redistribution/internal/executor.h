@@ -32,8 +32,8 @@ RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors
 // its boxes in their order.
 RankPieces run_transfer(const RedistributePlan& plan, RankPieces locals, const CommCause& cause);
 
-// Many tensors; locals[i] are those of batch.plans[i]. One collective per round. `work`: as of begin_plan(), but stays
-// empty where the batch is more than one step of each plan.
+// Many tensors; locals[i] are those of batch.plans[i]. One collective per round. `work`: as of begin_plan(), for all
+// rounds at once, but stays empty where some plan that communicates is more than one step.
 std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTensors> locals, const CommCause& cause,
                                    std::shared_ptr<CommWork>* work = nullptr);
 
