@@ -4,86 +4,34 @@
 
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
-#include <c10/util/Exception.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <functional>
 #include <string>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "comm/communicator.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/from_local.h"
-#include "processes/c10d/c10d_communicator.h"
-#include "processes/job/job.h"
 #include "tests/processes/fault_steps.h"
+#include "tests/processes/thread_job.h"
 #include "tests/testing/catch_torch.h"
 
 using Catch::Contains;
-using std::chrono::milliseconds;
 
 namespace dtensor::testing {
 using namespace internal;
 
 namespace {
 
-constexpr int64_t kRanks = 3;
-constexpr milliseconds kTimeout{3000};
-// The deadline, the time that a rank has to answer what it is doing, and what two busy cores add.
-constexpr milliseconds kLimit{8000};
-
-struct Outcome {
-  std::vector<std::string> errors;  // by rank; "" if there was none
-  std::vector<bool> right;          // by rank: no result was wrong
-  int64_t fired = 0;
-  milliseconds took{0};
-};
-
 class DebugLevelOf {
  public:
   explicit DebugLevelOf(const char* level) { ::setenv("DTENSOR_DEBUG", level, 1); }
   ~DebugLevelOf() { ::unsetenv("DTENSOR_DEBUG"); }
 };
-
-// Runs `body` on every rank. Its result says whether all that the rank computed was right.
-Outcome run_job(int64_t faulty_rank, Fault fault, const std::function<bool(const World&)>& body) {
-  Outcome outcome;
-  outcome.errors.resize(kRanks);
-  std::vector<char> right(kRanks);
-  std::atomic<int64_t> fired{0};
-  fault.on_fire = [&] { ++fired; };
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  const auto begin = std::chrono::steady_clock::now();
-  std::vector<std::thread> ranks;
-  for (int64_t rank = 0; rank < kRanks; ++rank) {
-    ranks.emplace_back([&, rank] {
-      try {
-        const c10::Device cpu(c10::DeviceType::CPU);
-        auto job = std::make_shared<Job>(store, rank, kRanks, kTimeout);
-        job->one_host();
-        World world = World::of_process(kRanks, rank, cpu, absl::StrCat("threads, rank ", rank),
-                                        make_c10d_communicator(std::move(job), "gloo", cpu));
-        if (rank == faulty_rank) world = faulty_world(world, fault);
-        right[rank] = body(world);
-      } catch (const c10::Error& e) {
-        outcome.errors[rank] = e.what_without_backtrace();
-      } catch (const std::exception& e) {
-        outcome.errors[rank] = e.what();
-      }
-    });
-  }
-  for (auto& rank : ranks) rank.join();
-  outcome.took = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begin);
-  outcome.right.assign(right.begin(), right.end());
-  outcome.fired = fired;
-  return outcome;
-}
 
 // The sum over all ranks of what each passes.
 double all_sum(const DeviceMesh& mesh, double own = 1) {
