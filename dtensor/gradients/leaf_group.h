@@ -21,8 +21,10 @@ class LeafGroup {
   std::optional<c10::ScalarType> reduce_dtype() const { return reduce_dtype_; }
 
  private:
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  std::vector<WeakTensor> leaves_;
+  struct Leaves;
+  struct AtEnd;
+  static void watch(const at::Tensor& leaf, const std::shared_ptr<Leaves>& leaves);
+  std::shared_ptr<Leaves> leaves_;
   const std::optional<c10::ScalarType> reduce_dtype_;
 };
 
