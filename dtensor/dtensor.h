@@ -23,7 +23,7 @@
 #include "dtensor/fully_shard.h"
 #include "dtensor/ghost_width.h"
 #include "dtensor/grad_scaler.h"
-#include "dtensor/gradient_bucket_limit.h"
+#include "dtensor/gradient_buckets.h"
 #include "dtensor/head_tail.h"
 #include "dtensor/kv_cache.h"
 #include "dtensor/meta_device.h"

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "dtensor/gradients/gradient_bucket.h"
+#include "dtensor/gradients/reduce_together.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
@@ -43,7 +43,7 @@ void reduce_gradients(const std::vector<at::Tensor>& parameters) {
     if (at == by_world.end()) at = by_world.insert(at, std::vector<at::Tensor>());
     at->push_back(p);
   }
-  for (const auto& of_one : by_world) reduce_together(of_one, "reduce_gradients", /*implicit=*/false);
+  for (const auto& of_one : by_world) reduce_together(of_one, {.op = "reduce_gradients", .implicit = false});
 }
 
 }  // namespace dtensor

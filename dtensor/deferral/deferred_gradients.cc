@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "dtensor/dispatch/internal/input_moves.h"
-#include "dtensor/gradient_bucket_limit.h"
+#include "dtensor/gradient_buckets.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 

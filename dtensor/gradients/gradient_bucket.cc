@@ -2,88 +2,25 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/clone.h>
-#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <atomic>
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "comm/scope.h"
-#include "dtensor/gradient_bucket_limit.h"
+#include "dtensor/gradients/bucket_settings.h"
 #include "dtensor/gradients/leaf_group.h"
-#include "dtensor/layout_cache/storage_cache.h"
-#include "dtensor/redistribution/redistribute_autograd.h"
-#include "dtensor/redistribution/redistribute_below_autograd.h"
-#include "dtensor/tensor/cast_parts.h"
-#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/gradients/open_gradient.h"
+#include "dtensor/gradients/waiting_gradient.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/tensor/restore_contents.h"
-#include "mesh/world.h"
-#include "plan/largest_part.h"
-#include "plan/redistribute_planner.h"
 
 namespace dtensor::internal {
 namespace {
-
-struct GradientBucketLimit {
-  std::atomic<int64_t> bytes{kDefaultGradientBucketBytes};
-};
-
-// Deleter of the memory of an open gradient; it also stores the gradient's state before it was opened.
-struct Opened {
-  c10::intrusive_ptr<c10::BackendMeta> before;
-  void operator()(LocalStorage* storage) const { delete storage; }
-};
-
-bool is_masked(const Placement& p) { return p.is_mask_partial(); }
-
-// The state of `grad` before it was opened; null: it is not open.
-const Opened* opened_of(const at::Tensor& grad) { return std::get_deleter<Opened>(meta_without_sync(grad).storage); }
-
-// Restores the memory and layout of `grad` and writes `sum` there. Returns false, and does nothing, if `grad` is not
-// open, or had another layout.
-bool close_gradient(const at::Tensor& grad, const at::Tensor& sum) {
-  const Opened* opened = opened_of(grad);
-  if (opened == nullptr) return false;
-  const auto before = opened->before;
-  const auto& was = static_cast<const DTensorMeta&>(*before);
-  const Spec &wanted = *was.spec, &given = *spec_of(sum);
-  if (!(wanted.mesh() == given.mesh()) || wanted.placements() != given.placements() ||
-      wanted.sizes() != given.sizes() || grad.sizes() != sum.sizes() || wanted.dtype() != given.dtype())
-    return false;
-  const RankTensors& parts = meta_for_read(sum).locals;
-  {
-    const LocalGuard guard;
-    for (size_t r = 0; r < parts.size(); ++r) was.locals[r].copy_(parts[r]);
-  }
-  restore_contents(grad, before);
-  note_write(grad, "gradient");
-  return true;
-}
-
-// Restores the memory of `grad` with its sum from before it was opened. Returns false, and does nothing, if `grad` is
-// not open.
-bool forget_addends(const at::Tensor& grad) {
-  const Opened* opened = opened_of(grad);
-  if (opened == nullptr) return false;
-  restore_contents(grad, c10::intrusive_ptr<c10::BackendMeta>(opened->before));
-  return true;
-}
-
-// Of the largest part.
-int64_t bytes_of(const at::Tensor& t) {
-  const Spec& spec = *spec_of(t);
-  return largest_part_bytes(spec.meta(), Layout(spec.mesh(), spec.placements()));
-}
 
 // The leaves of one backward with gradients in the bucket, and its deferred calls. Used by the threads of that
 // backward.
@@ -92,10 +29,10 @@ class GradientBucket {
   std::shared_ptr<DeferredWork> late;  // null: no calls are deferred; guarded by Buckets::mutex
 
   // After a failed backward, gradients in the bucket are restored to their state before it.
-  ~GradientBucket() { undo(); }
+  ~GradientBucket() { undo_all(); }
 
   bool holds(const at::Tensor& leaf) const {
-    const auto is_of_leaf = [&](const Waiting& w) { return w.leaf.is_same(leaf); };
+    const auto is_of_leaf = [&](const WaitingGradient& w) { return w.leaf.is_same(leaf); };
     if (std::any_of(waiting_.begin(), waiting_.end(), is_of_leaf)) return true;
     return std::any_of(groups_.begin(), groups_.end(),
                        [&](const OfGroup& g) { return std::any_of(g.waiting.begin(), g.waiting.end(), is_of_leaf); });
@@ -106,16 +43,21 @@ class GradientBucket {
     if (waiting_.empty()) return;
     const World& world = spec_of(leaf)->mesh().world();
     const bool one_world = spec_of(waiting_.front().leaf)->mesh().world() == world;
-    if (!one_world || bytes_ + bytes_of(leaf) > gradient_bucket_bytes(world)) reduce();
+    if (!one_world || bytes_ + bytes_in_bucket(leaf) > bucket_settings(world).max_bytes) reduce_those_without_group();
   }
 
-  void add(const at::Tensor& leaf, bool had_gradient) {
+  // `group`: null for a leaf without one.
+  void add(const std::shared_ptr<const LeafGroup>& group, const at::Tensor& leaf, bool had_gradient) {
+    if (group) {
+      of(group).waiting.push_back({leaf, had_gradient});
+      return;
+    }
     waiting_.push_back({leaf, had_gradient});
-    bytes_ += bytes_of(leaf);
+    bytes_ += bytes_in_bucket(leaf);
   }
 
   // A reduced .grad is put aside, since it has another layout than the one that will be accumulated.
-  void add_to_group(const std::shared_ptr<const LeafGroup>& group, const at::Tensor& leaf) {
+  void add_and_put_aside(const std::shared_ptr<const LeafGroup>& group, const at::Tensor& leaf) {
     const at::Tensor before = leaf.grad();
     const bool is_reduced = is_dtensor(before) && spec_of(before)->placements() == spec_of(leaf)->placements();
     if (is_reduced) leaf.mutable_grad() = at::Tensor();
@@ -127,26 +69,26 @@ class GradientBucket {
     OfGroup& own = of(group);
     own.arrived.insert(leaf.unsafeGetTensorImpl());
     for (const at::Tensor& other : group->leaves()) {
-      if (other.requires_grad() && own.arrived.count(other.unsafeGetTensorImpl()) == 0) return;
+      const bool is_member = is_dtensor(other) && reduced_with(other) == group;  // still
+      if (is_member && other.requires_grad() && own.arrived.count(other.unsafeGetTensorImpl()) == 0) return;
     }
     reduce(own.waiting);
   }
 
-  void reduce() {
-    reduce(waiting_);
-    bytes_ = 0;
-  }
-  // Those of incomplete groups, too.
+  // Those of incomplete groups, too. Then all are reduced.
   void reduce_all() {
     for (OfGroup& g : groups_) reduce(g.waiting);
-    reduce();
+    reduce_those_without_group();
+    for (const WaitingGradients& w : under_way_) wait_until_reduced(w);
+    for (const WaitingGradients& w : std::exchange(under_way_, {})) take_sums(w);
   }
 
   // Restores the gradients in the bucket to their state before this backward; one that was Partial already may keep
   // additions. Communicates nothing.
-  void undo() {
-    undo(waiting_);
-    for (OfGroup& g : groups_) undo(g.waiting);
+  void undo_all() {
+    undo(std::exchange(waiting_, {}));
+    for (OfGroup& g : groups_) undo(std::exchange(g.waiting, {}));
+    for (const WaitingGradients& w : std::exchange(under_way_, {})) undo(w);
   }
 
   void part(const at::Tensor& leaf, const at::Tensor& gradient) {
@@ -163,15 +105,10 @@ class GradientBucket {
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   std::vector<std::pair<at::Tensor, WeakTensor>> passed_;
-  struct Waiting {
-    at::Tensor leaf;
-    bool had_gradient;          // before this backward
-    at::Tensor put_aside = {};  // that gradient, if the present one is to be added to it
-  };
 
   struct OfGroup {
     std::shared_ptr<const LeafGroup> group;
-    std::vector<Waiting> waiting;
+    WaitingGradients waiting;
     std::set<const c10::TensorImpl*> arrived;
   };
 
@@ -179,30 +116,26 @@ class GradientBucket {
     const auto known = std::find_if(groups_.begin(), groups_.end(), [&](const OfGroup& g) { return g.group == group; });
     return known == groups_.end() ? groups_.emplace_back(OfGroup{group, {}, {}}) : *known;
   }
-  static void reduce(std::vector<Waiting>& waiting) {
-    std::vector<at::Tensor> leaves;
-    for (const Waiting& w : waiting) leaves.push_back(w.leaf);
-    if (!leaves.empty()) reduce_together(std::move(leaves), "gradient", /*implicit=*/true);
-    const c10::AutoGradMode no_grad(false);
-    for (Waiting& w : waiting) {
-      if (!w.put_aside.defined() || !w.leaf.grad().defined()) continue;
-      w.leaf.mutable_grad() = w.put_aside.add_(w.leaf.grad());
-      w.put_aside = at::Tensor();
-    }
-    waiting.clear();
+  void reduce_those_without_group() {
+    reduce(waiting_);
+    bytes_ = 0;
   }
-  static void undo(std::vector<Waiting>& waiting) {
-    for (const auto& [leaf, had_gradient, put_aside] : std::exchange(waiting, {})) {
-      if (put_aside.defined()) leaf.mutable_grad() = put_aside;
-      const at::Tensor& gradient = leaf.grad();
-      if (!is_dtensor(leaf) || !is_dtensor(gradient) || forget_addends(gradient) || had_gradient) continue;
-      if (spec_of(gradient)->placements() != spec_of(leaf)->placements()) leaf.mutable_grad() = at::Tensor();
+  // With overlap only begins it.
+  void reduce(WaitingGradients& waiting) {
+    if (waiting.empty()) return;
+    const bool overlap = bucket_settings(spec_of(waiting.front().leaf)->mesh().world()).overlap;
+    begin_to_reduce(waiting, overlap);
+    if (overlap) {
+      under_way_.push_back(std::exchange(waiting, {}));
+    } else {
+      take_sums(std::exchange(waiting, {}));
     }
   }
 
-  std::vector<Waiting> waiting_;  // without a group
-  int64_t bytes_ = 0;             // of these
-  std::vector<OfGroup> groups_;   // in the order of their first gradients, the same on all ranks
+  WaitingGradients waiting_;                 // without a group
+  int64_t bytes_ = 0;                        // of these
+  std::vector<OfGroup> groups_;              // in the order of their first gradients, the same on all ranks
+  std::vector<WaitingGradients> under_way_;  // reductions in the order in which they began
 };
 
 struct Buckets {
@@ -230,7 +163,7 @@ GradientBucket& current_bucket() {
       if (bucket->late) bucket->late->compute_all();
       bucket->reduce_all();
     } catch (...) {
-      bucket->undo();
+      bucket->undo_all();
       throw;
     }
     bucket->part_kept();
@@ -245,41 +178,27 @@ bool may_wait_in_bucket() {
   return chosen != nullptr && chosen->empty() && !c10::GradMode::is_enabled();
 }
 
-bool open_gradient(const at::Tensor& grad, const Placements& placements) {
-  if (!is_dtensor(grad) || grad.requires_grad()) return false;
-  const DTensorMeta& meta = meta_without_sync(grad);
-  if (meta.spec->placements() == placements) return true;
-  if (meta.storage->observer || std::any_of(placements.begin(), placements.end(), is_masked)) return false;
-  const auto plan = cached_plan_within(meta.spec, placements, current_dispatch_scope().limits);
-  if (!plan || !plan->is_local()) return false;
-  const at::Tensor addends = redistribute_below_autograd(grad, placements, {});
-  const DTensorMeta& opened = meta_without_sync(addends);
-  const std::shared_ptr<LocalStorage> storage(
-      new LocalStorage(meta.spec->mesh().world(), opened.spec->max_local_bytes()),
-      Opened{grad.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr()});
-  share_contents(grad, make_view(opened.spec, opened.locals, addends, 0, storage));
-  return true;
-}
-
 bool put_in_bucket(const at::Tensor& leaf, const at::Tensor& gradient) {
   const Spec& from = *spec_of(gradient);
-  const auto group = leaf_group_of(leaf);
-  const bool fits = from.mesh() == spec_of(leaf)->mesh() && (group || bytes_of(gradient) <= bytes_of(leaf));
+  const bool of_any_size = leaf_group_of(leaf) != nullptr;
+  const bool fits =
+      from.mesh() == spec_of(leaf)->mesh() && (of_any_size || bytes_in_bucket(gradient) <= bytes_in_bucket(leaf));
   if (!may_wait_in_bucket() || !fits) return false;
+  const auto group = reduced_with(leaf);
   GradientBucket& bucket = current_bucket();
   const bool is_first = !bucket.holds(leaf), has_gradient = leaf.grad().defined();
   if (is_first && !group) bucket.make_room_for(leaf);
-  if (is_first && group) {
-    bucket.add_to_group(group, leaf);
+  if (is_first && of_any_size) {
+    bucket.add_and_put_aside(group, leaf);
     return true;
   }
   if (has_gradient && !open_gradient(leaf.grad(), from.placements())) return false;
-  if (is_first) bucket.add(leaf, has_gradient);
+  if (is_first) bucket.add(group, leaf, has_gradient);
   return true;
 }
 
 void note_accumulated(const at::Tensor& leaf) {
-  const auto group = leaf_group_of(leaf);
+  const auto group = reduced_with(leaf);
   if (group && may_wait_in_bucket()) current_bucket().arrived(group, leaf);
 }
 
@@ -292,45 +211,4 @@ std::shared_ptr<DeferredWork> deferred_work(const std::function<std::shared_ptr<
   return bucket.late;
 }
 
-void reduce_together(std::vector<at::Tensor> leaves, const std::string& op, bool implicit) {
-  const c10::AutoGradMode no_grad(false);
-  const auto is_ready = [](const at::Tensor& leaf) {  // or .grad was removed
-    const at::Tensor& g = leaf.grad();
-    return !is_dtensor(leaf) || !is_dtensor(g) || spec_of(g)->placements() == spec_of(leaf)->placements();
-  };
-  leaves.erase(std::remove_if(leaves.begin(), leaves.end(), is_ready), leaves.end());
-  if (leaves.empty()) return;
-  std::vector<at::Tensor> gradients;
-  std::vector<Layout> to;
-  for (const at::Tensor& leaf : leaves) {
-    const auto group = leaf_group_of(leaf);
-    const auto dtype = group ? group->reduce_dtype() : std::nullopt;
-    const bool is_cast = dtype && c10::isFloatingType(spec_of(leaf.grad())->dtype());
-    gradients.push_back(is_cast ? cast_parts(leaf.grad(), *dtype) : leaf.grad());
-    to.emplace_back(spec_of(leaf)->mesh(), spec_of(leaf)->placements());
-  }
-  const auto& name = meta_without_sync(leaves.front()).name;
-  std::string argument = name ? *name : "";
-  if (name && leaves.size() > 1) absl::StrAppend(&argument, " and ", leaves.size() - 1, " more");
-  const CommCause cause{op, argument, name ? common_module(leaves) : current_scope().module_path, implicit};
-  const std::vector<at::Tensor> reduced = redistribute_as(gradients, to, cause);
-  for (size_t i = 0; i < leaves.size(); ++i) {
-    const at::Tensor sum = cast_parts(reduced[i], spec_of(leaves[i].grad())->dtype());
-    if (!close_gradient(leaves[i].grad(), sum)) leaves[i].mutable_grad() = sum;
-  }
-}
-
 }  // namespace dtensor::internal
-
-namespace dtensor {
-using namespace internal;
-
-void limit_gradient_bucket_bytes(const World& world, int64_t bytes) {
-  TORCH_CHECK_VALUE(bytes >= 0, "[limit_gradient_bucket_bytes] ", bytes,
-                    " bytes: give a limit per rank, or 0 to reduce every gradient by itself");
-  world.attachment<GradientBucketLimit>().bytes = bytes;
-}
-
-int64_t gradient_bucket_bytes(const World& world) { return world.attachment<GradientBucketLimit>().bytes; }
-
-}  // namespace dtensor

@@ -13,6 +13,8 @@
 #include "comm/scope.h"
 #include "dtensor/gradients/gradient_bucket.h"
 #include "dtensor/gradients/leaf_group.h"
+#include "dtensor/gradients/open_gradient.h"
+#include "dtensor/gradients/reduce_together.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
@@ -98,14 +100,14 @@ class GradientLayoutHook final : public GradientHook {
     }
     if (is_there) return gradient;
     if (put_in_bucket(leaf, gradient)) return before_hooks_ ? for_hooks(leaf, gradient) : gradient;
-    return redistribute_as(at::TensorList(&gradient, 1), c10::ArrayRef<Layout>(home), cause_of("gradient", meta))[0];
+    return reduce_at_once(leaf, gradient, cause_of("gradient", meta));
   }
 
   c10::TensorImpl* leaf_;
   const bool before_hooks_;
 };
 
-// Called when autograd has accumulated the gradient of a leaf that belongs to a LeafGroup.
+// Called when autograd has accumulated the gradient of a leaf that is reduced with a LeafGroup.
 class AccumulatedHook final : public torch::autograd::FunctionPostHook {
  public:
   explicit AccumulatedHook(const at::Tensor& leaf) : leaf_(leaf.unsafeGetTensorImpl()) {}
@@ -149,7 +151,7 @@ void keep_gradient_layout(const at::Tensor& leaf) {
     sink->add_pre_hook(std::make_unique<GradientLayoutHook>(leaf, /*before_hooks=*/false));
   }
   const auto follows = [](const auto& hook) { return dynamic_cast<const AccumulatedHook*>(hook.get()) != nullptr; };
-  if (sink && leaf_group_of(leaf) && std::none_of(sink->post_hooks().begin(), sink->post_hooks().end(), follows)) {
+  if (sink && reduced_with(leaf) && std::none_of(sink->post_hooks().begin(), sink->post_hooks().end(), follows)) {
     sink->add_post_hook(std::make_unique<AccumulatedHook>(leaf));
   }
 }

@@ -79,6 +79,11 @@ std::shared_ptr<const LeafGroup> leaf_group_of(const at::Tensor& leaf) {
   return traits ? traits->leaves : nullptr;
 }
 
+std::shared_ptr<const LeafGroup> reduced_with(const at::Tensor& leaf) {
+  auto group = leaf_group_of(leaf);
+  return group ? group : meta_without_sync(leaf).storage->gradient_bucket;
+}
+
 std::string common_module(const std::vector<at::Tensor>& leaves) {
   std::optional<std::string> common;
   for (const at::Tensor& leaf : leaves) {

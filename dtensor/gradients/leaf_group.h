@@ -1,4 +1,5 @@
-// Leaves whose gradients are reduced together as soon as all of them have arrived: the parameters of one fully_shard().
+// Leaves whose gradients are reduced together as soon as all of them have arrived: the parameters of one fully_shard(),
+// or of a bucket that set_gradient_buckets() was given the order of.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,8 +29,11 @@ class LeafGroup {
   const std::optional<c10::ScalarType> reduce_dtype_;
 };
 
-// The group of that leaf; null: none. REQUIRES: is_dtensor(leaf).
+// Its group of fully_shard(); null: none. REQUIRES: is_dtensor(leaf).
 std::shared_ptr<const LeafGroup> leaf_group_of(const at::Tensor& leaf);
+// The leaves that its gradient is reduced with: that group, else its bucket of set_gradient_buckets(); null: those that
+// arrive next to it. REQUIRES: is_dtensor(leaf).
+std::shared_ptr<const LeafGroup> reduced_with(const at::Tensor& leaf);
 
 // "layers.0" for leaves called "layers.0.weight" and "layers.0.norm.weight"; "" if they have none in common.
 std::string common_module(const std::vector<at::Tensor>& leaves);

@@ -9,7 +9,7 @@
 #include <optional>
 #include <utility>
 
-#include "dtensor/gradient_bucket_limit.h"
+#include "dtensor/gradient_buckets.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/optimizer/optimizer_state.h"
 #include "dtensor/redistribution/redistribute_autograd.h"

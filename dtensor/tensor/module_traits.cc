@@ -21,6 +21,7 @@ void keep_module_traits(const at::Tensor& from, const at::Tensor& to) {
   if (!target.module_traits || target.module_traits->cast_of)
     target.module_traits = is_cast ? nullptr : source.module_traits;
   if (!target.style) target.style = source.style;
+  if (!target.gradient_bucket) target.gradient_bucket = source.gradient_bucket;
 }
 
 }  // namespace dtensor::internal

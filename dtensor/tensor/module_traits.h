@@ -38,7 +38,8 @@ struct ModuleTraits {
 
 // Sets the traits of `t`'s memory to a copy that `change` was applied to. REQUIRES: is_dtensor(t).
 void change_module_traits(const at::Tensor& t, const std::function<void(ModuleTraits&)>& change);
-// Copies traits and style of `from`, if it is distributed, to the memory of `to`, if that has none but those of a cast.
+// Copies traits, style and gradient bucket of `from`, if it is distributed, to the memory of `to`, if that has none but
+// those of a cast.
 // A cast hands on none. REQUIRES: is_dtensor(to).
 void keep_module_traits(const at::Tensor& from, const at::Tensor& to);
 

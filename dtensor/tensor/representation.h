@@ -31,6 +31,7 @@ namespace dtensor::internal {
 struct StorageCache;  // layout_cache/storage_cache.h
 struct ModuleTraits;  // module_traits.h
 class AppliedStyle;   // parallel/applied_style.h
+class LeafGroup;      // gradients/leaf_group.h
 
 struct LocalStorage;
 
@@ -81,6 +82,9 @@ struct LocalStorage {
   std::shared_ptr<const ModuleTraits> module_traits;
   // The parallel style of a parameter's module, which operators follow above autograd; null: none.
   std::shared_ptr<AppliedStyle> style;
+  // The parameters whose gradients are reduced with that of this one, by set_gradient_buckets(); null: those that
+  // arrive next to it.
+  std::shared_ptr<const LeafGroup> gradient_bucket;
   // The user may write to the local tensors unseen by the library: nothing derived from them is cached. Set by
   // from_local() and mutable_local_tensors(), which all ranks call alike; reading local tensors does not set it.
   std::atomic<bool> user_may_write{false};
