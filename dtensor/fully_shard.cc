@@ -22,6 +22,7 @@
 #include "dtensor/gradients/leaf_group.h"
 #include "dtensor/module_layouts.h"
 #include "dtensor/parallel/mesh_dim_option.h"
+#include "dtensor/parallel/mixed_precision_option.h"
 #include "dtensor/parallel/module_contents.h"
 #include "dtensor/parallel/parameter_group.h"
 #include "dtensor/redistribute.h"
@@ -41,11 +42,6 @@ struct ToShard {
   at::Tensor tensor;
   Placements to;
 };
-
-void check_floating(const char* option, std::optional<c10::ScalarType> dtype) {
-  TORCH_CHECK_VALUE(!dtype || c10::isFloatingType(*dtype), "[fully_shard] mixed_precision.", option, " is ",
-                    dtype ? c10::toString(*dtype) : "", ": give a floating-point dtype such as BFloat16, or none");
-}
 
 // The layout of a parameter in its group.
 Placements layout_in_group(const std::string& name, const at::Tensor& t, const DeviceMesh& mesh, int64_t dim) {
@@ -207,10 +203,13 @@ void gather_in_order(const torch::nn::Module& module) {
 
 void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
   const int64_t dim = mesh_dim_option(mesh, options.mesh_dim, "fully_shard");
-  check_floating("param_dtype", options.mixed_precision.param_dtype);
-  check_floating("reduce_dtype", options.mixed_precision.reduce_dtype);
+  check_dtypes(options.mixed_precision, "fully_shard");
   if (options.mixed_precision.param_dtype) register_style_kernels();
   const auto parameters = parameters_without_group(module, mesh, dim);
+  for (const ToShard& p : parameters) {
+    if (is_dtensor(p.tensor) && gives_any(mixed_precision_of(p.tensor)))
+      check_agrees(options.mixed_precision, p.name, p.tensor, "fully_shard");
+  }
   const bool contains_groups = parameters.size() < module.parameters().size();
   check_has_not_one_group(module);
   const Names names = names_in(module);
@@ -233,6 +232,7 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
     change_module_traits(p, [&](ModuleTraits& traits) {
       traits.group = group;
       traits.leaves = leaves;
+      traits.mixed_precision = options.mixed_precision;
       traits.cast_of = std::nullopt;
     });
   }

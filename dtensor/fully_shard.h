@@ -11,15 +11,10 @@
 // the last of them has arrived, and at the end of backward if some parameters got none. Autograd, optimizers and
 // checkpoints see the sharded parameters only; what reads or updates parameters alone gathers nothing.
 //
-// With mixed_precision = {.param_dtype = at::kBFloat16} parameters, their gradients and the optimizer's states keep
-// their dtype, and each rank casts its parts of floating-point parameters before they are gathered. An operator of the
-// program that takes such a parameter and other tensors, and is one of those that follow styles (parallelize_module.h),
-// takes all of its floating-point tensors with dims in that dtype, except under autocast, which chooses the dtypes
-// itself, and in batch norm, whose statistics stay as they are. A parallel style moves its input before that cast.
-// Every other operator takes the gathered values, which are rounded to param_dtype, in the dtype that the parameter has
-// for it: a whole copy for the time of the call. Each use in forward makes a cast of the parts, which autograd may
-// save. A cast of a parameter to param_dtype is gathered with the group until it or the parameter is written to, and
-// alone after that. reduce_dtype holds for the gradients that backward() reduces together, and for reduce_gradients().
+// With mixed_precision = {.param_dtype = at::kBFloat16} (mixed_precision.h) each rank casts its parts of floating-point
+// parameters before they are gathered. An operator that casts nothing takes the gathered values, which are rounded to
+// param_dtype, in the dtype that the parameter has for it: a whole copy for the time of the call. A cast of a parameter
+// to param_dtype is gathered with the group until it or the parameter is written to, and alone after that.
 //
 // With prefetch = true, when operators begin to use a group of the module, the gather of the next one begins: in
 // forward in the order in which the program called fully_shard(), in backward in the reverse order. Groups whose module
@@ -61,9 +56,9 @@ struct FullyShardOptions {
 // keeps the old one, or drops it, on all ranks alike, since the group gathers those that are alive.
 // Errors (ValueError), after which the module is unchanged: no mesh, no such mesh dim, or none named where the mesh has
 // several; a parameter on another mesh, or not replicated over the mesh dim, or with a StridedShard of its first dim on
-// a later one; a module with parameters in a group that has others outside of it: call it for submodules first, and for
-// modules that share a Tensor once, for one that contains them; a module whose parameters are all in one group already,
-// unless it has plain buffers left.
+// a later one; a parameter that got another mixed precision from parallelize_module(); a module with parameters in a
+// group that has others outside of it: call it for submodules first, and for modules that share a Tensor once, for one
+// that contains them; a module whose parameters are all in one group already, unless it has plain buffers left.
 void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 
 // Frees the gathered values of the groups that `module` has parameters of, as after evaluation, which has no backward.

@@ -13,11 +13,14 @@
 #include "absl/strings/str_join.h"
 #include "dtensor/dispatch/style_kernels.h"
 #include "dtensor/distribute_module.h"
+#include "dtensor/gradients/leaf_group.h"
 #include "dtensor/module_layouts.h"
 #include "dtensor/parallel/applied_style.h"
 #include "dtensor/parallel/mesh_dim_option.h"
+#include "dtensor/parallel/mixed_precision_option.h"
 #include "dtensor/parallel/path_patterns.h"
 #include "dtensor/parallel/style_of_module.h"
+#include "dtensor/tensor/module_traits.h"
 
 namespace dtensor {
 using namespace internal;
@@ -167,6 +170,22 @@ void apply_style(const PlannedModule& m, const DeviceMesh& mesh, int64_t mesh_di
   }
 }
 
+void check_mixed_precision(const torch::nn::Module& module, const MixedPrecision& given) {
+  check_dtypes(given, "parallelize_module");
+  if (!gives_any(given)) return;
+  for (const auto& p : module.named_parameters()) {
+    const at::Tensor& t = p.value();
+    if (is_dtensor(t) && leaf_group_of(t)) check_agrees(given, p.key(), t, "parallelize_module");
+  }
+}
+
+void give_mixed_precision(const torch::nn::Module& module, const MixedPrecision& given) {
+  for (const at::Tensor& t : module.parameters()) {
+    if (!is_dtensor(t) || gives_any(mixed_precision_of(t))) continue;
+    change_module_traits(t, [&](ModuleTraits& traits) { traits.mixed_precision = given; });
+  }
+}
+
 // The placements of the module's own parameters on the mesh dim.
 std::vector<ParameterPlacement> present_placements(const torch::nn::Module& module, const std::string& path,
                                                    const DeviceMesh& mesh, int64_t mesh_dim) {
@@ -206,6 +225,7 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   const int64_t mesh_dim = mesh_dim_option(mesh, options.mesh_dim, "parallelize_module");
   std::vector<PlannedModule> modules = modules_of(module);
   plan_modules(modules, mesh, plan);
+  check_mixed_precision(module, options.mixed_precision);
   distribute_rest_of_module(module, mesh, [&](const std::string& path, torch::nn::Module& m, const DeviceMesh&) {
     const auto is_m = [&](const PlannedModule& p) { return p.module == &m && p.path == path; };
     const auto planned = std::find_if(modules.begin(), modules.end(), is_m);
@@ -215,6 +235,7 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
   });
   register_style_kernels();
   for (const PlannedModule& m : modules) apply_style(m, mesh, mesh_dim);
+  if (gives_any(options.mixed_precision)) give_mixed_precision(module, options.mixed_precision);
 }
 
 ParallelPlan plan_of_module(const torch::nn::Module& module, const DeviceMesh& mesh,

@@ -24,6 +24,7 @@
 
 #include <string>
 
+#include "dtensor/mixed_precision.h"
 #include "dtensor/parallel_style.h"
 #include "mesh/device_mesh.h"
 
@@ -34,15 +35,19 @@ class Module;
 namespace dtensor {
 
 struct ParallelizeOptions {
-  std::string mesh_dim = "";  // the mesh dim that the styles are about; "": the only one
+  std::string mesh_dim = "";            // the mesh dim that the styles are about; "": the only one
+  MixedPrecision mixed_precision = {};  // of all parameters of the module, with a style or without; not kept in plans
 };
 
 // Distributes `module` on `mesh` as distribute_module() does: parameters of matched modules as their styles say on the
 // mesh dim, all others replicated there. On the other mesh dims they are replicated, or stay as they are if they are on
-// this mesh already. Errors (ValueError): no mesh or no such dim; a pattern that matches no module (the text names the
-// nearest); two patterns that give one module different styles; a style that does not fit the type of the module, or a
-// module that has one already; tied parameters that get different layouts; a parameter of a matched module that is
-// distributed on another mesh; those of distribute_module(). After an error the module is unchanged.
+// this mesh already. A parameter that has a mixed precision from an earlier call of parallelize_module() keeps it, so
+// that a submodule may have another one: call it for that first. Errors (ValueError): no mesh or no such dim; a pattern
+// that matches no module (the text names the nearest); two patterns that give one module different styles; a style that
+// does not fit the type of the module, or a module that has one already; tied parameters that get different layouts; a
+// parameter of a matched module that is distributed on another mesh; a dtype of mixed_precision that is not a
+// floating-point one, or a parameter of a fully_shard() group with another mixed precision; those of
+// distribute_module(). After an error the module is unchanged.
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                         const ParallelizeOptions& options = {});
 

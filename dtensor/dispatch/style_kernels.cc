@@ -46,7 +46,7 @@ void run_with_style(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   styled.finish(*stack);
 }
 
-bool is_styled(const at::Tensor& t) { return has_style(t) || is_cast_in_calls(t); }
+bool is_styled(const at::Tensor& t) { return has_style(t) || has_param_dtype(t); }
 template <typename T>
 bool is_styled(const T&) {
   return false;

@@ -17,6 +17,7 @@
 #include "dtensor/gradients/open_gradient.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/cast_parts.h"
+#include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
@@ -31,9 +32,9 @@ bool has_nothing_to_reduce(const at::Tensor& leaf) {
 c10::ScalarType reduction_dtype(const at::Tensor& leaf, const at::Tensor& gradient) {
   const Spec& spec = *spec_of(gradient);
   if (!c10::isFloatingType(spec.dtype()) || !spec.has_partial()) return spec.dtype();
-  const auto group = leaf_group_of(leaf);
-  const auto chosen = group ? group->reduce_dtype() : bucket_settings(spec.mesh().world()).reduce_dtype;
-  return chosen.value_or(spec.dtype());
+  if (const auto group = leaf_group_of(leaf)) return group->reduce_dtype().value_or(spec.dtype());
+  const auto of_module = mixed_precision_of(leaf).reduce_dtype;
+  return of_module ? *of_module : bucket_settings(spec.mesh().world()).reduce_dtype.value_or(spec.dtype());
 }
 
 // "while reducing the gradients of '2.bias', '2.weight' and 1 without a name, on rank 1, for gradient"

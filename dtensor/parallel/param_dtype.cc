@@ -7,7 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "dtensor/parallel/parameter_group.h"
 #include "dtensor/parallel/program_call.h"
 #include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
@@ -15,20 +14,18 @@
 namespace dtensor::internal {
 namespace {
 
-// The traits of a parameter of a group, or of one that `t` is a view of, be it a view with copied parts, or was cast
-// from; null: it is none.
-const ModuleTraits* traits_of_group(const at::TensorBase& t) {
+// The traits of a parameter with a group or a param_dtype, or of one that `t` is a view of, be it a view with copied
+// parts, or, of a group, was cast from; null: it is none.
+const ModuleTraits* traits_of_parameter(const at::TensorBase& t) {
   const ModuleTraits* traits = memory_viewed_by(t)->module_traits.get();
-  return traits != nullptr && traits->group ? traits : nullptr;
+  return traits != nullptr && (traits->group || traits->mixed_precision.param_dtype) ? traits : nullptr;
 }
 
-// nullopt: the tensor is used as it is.
+// nullopt: it has none, and the tensor is used as it is.
 std::optional<c10::ScalarType> param_dtype_of(const at::TensorBase& t) {
   if (!is_dtensor(t) || !c10::isFloatingType(spec_of(t)->dtype())) return std::nullopt;
-  const ModuleTraits* traits = traits_of_group(t);
-  if (traits == nullptr || traits->cast_of) return std::nullopt;
-  const auto dtype = traits->group->param_dtype();
-  return dtype == spec_of(t)->dtype() ? std::nullopt : dtype;
+  const ModuleTraits* traits = traits_of_parameter(t);
+  return traits == nullptr || traits->cast_of ? std::nullopt : traits->mixed_precision.param_dtype;
 }
 
 bool has_running_statistics(const c10::OperatorHandle& op) {
@@ -39,7 +36,7 @@ bool has_running_statistics(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-bool is_cast_in_calls(const at::TensorBase& t) { return param_dtype_of(t).has_value(); }
+bool has_param_dtype(const at::TensorBase& t) { return param_dtype_of(t).has_value(); }
 
 void cast_to_param_dtype(const c10::OperatorHandle& op, bool is_view, torch::jit::Stack& stack) {
   const size_t count = op.schema().arguments().size();
@@ -48,7 +45,7 @@ void cast_to_param_dtype(const c10::OperatorHandle& op, bool is_view, torch::jit
   bool computes_with_others = false;
   for_each_dtensor(torch::jit::last(stack, count), [&](const at::Tensor& t) {
     if (!dtype && t.dim() > 0) dtype = param_dtype_of(t);
-    if (t.dim() > 0 && traits_of_group(t) == nullptr) computes_with_others = true;
+    if (t.dim() > 0 && traits_of_parameter(t) == nullptr) computes_with_others = true;
   });
   if (!dtype || !computes_with_others || !is_programs_call() || !computes(op, is_view) || has_running_statistics(op) ||
       updates_one_shape(op, torch::jit::last(stack, count)))

@@ -40,7 +40,6 @@ class ParameterGroup {
   int64_t number() const { return number_; }  // larger than that of groups made before
   bool contains_groups() const { return contains_groups_; }
   bool is_kept() const { return is_kept_; }
-  std::optional<c10::ScalarType> param_dtype() const { return param_dtype_; }
 
   // `t`, a parameter of the group, a cast of one, or a view of either, replicated on the group's mesh dim and as it is
   // on the others; its values are rounded to param_dtype. If it is not gathered yet, gathers all parameters of the

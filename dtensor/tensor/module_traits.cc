@@ -13,6 +13,11 @@ void change_module_traits(const at::Tensor& t, const std::function<void(ModuleTr
   present = std::make_shared<const ModuleTraits>(std::move(traits));
 }
 
+MixedPrecision mixed_precision_of(const at::Tensor& t) {
+  const auto& traits = meta_without_sync(t).storage->module_traits;
+  return traits ? traits->mixed_precision : MixedPrecision();
+}
+
 void keep_module_traits(const at::Tensor& from, const at::Tensor& to) {
   if (!is_dtensor(from)) return;
   const LocalStorage& source = *meta_without_sync(from).storage;

@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "dtensor/mixed_precision.h"
+
 namespace dtensor::internal {
 
 class HookWatch;       // hook_watch.h
@@ -32,12 +34,15 @@ struct ModuleTraits {
   std::vector<std::shared_ptr<HookWatch>> hook_watches;
   std::shared_ptr<ParameterGroup> group;    // of fully_shard(): gathered together; null: none
   std::shared_ptr<const LeafGroup> leaves;  // of the same parameters: whose gradients are reduced together
+  MixedPrecision mixed_precision = {};      // of a parameter: of its group, or by parallelize_module()
   // Of a tensor that was cast from a parameter of `group`; nullopt: it is a parameter.
   std::optional<CastOf> cast_of = std::nullopt;
 };
 
 // Sets the traits of `t`'s memory to a copy that `change` was applied to. REQUIRES: is_dtensor(t).
 void change_module_traits(const at::Tensor& t, const std::function<void(ModuleTraits&)>& change);
+// That of the memory of `t`, a parameter. REQUIRES: is_dtensor(t).
+MixedPrecision mixed_precision_of(const at::Tensor& t);
 // Copies traits, style and gradient bucket of `from`, if it is distributed, to the memory of `to`, if that has none but
 // those of a cast.
 // A cast hands on none. REQUIRES: is_dtensor(to).
