@@ -73,6 +73,19 @@ class DelayGradientReduction {
   internal::DispatchScopeGuard guard_{[](internal::DispatchScope& s) { s.delay_gradient_reduction = true; }};
 };
 
+// Scores that are sharded by class, and their gradients, stay where they are in cross_entropy, log_softmax and
+// nll_loss: the ranks exchange a few numbers per row instead. Without the scope the engine chooses by price, and moves
+// short rows themselves. Backward keeps it where backward() is called inside. PyTorch: loss_parallel(). Error
+// (c10::Error), before the operator sends anything: scores would have to move, as where a StridedShard cuts the
+// classes.
+class LossParallel {
+ public:
+  LossParallel() = default;
+
+ private:
+  internal::DispatchScopeGuard guard_{[](internal::DispatchScope& s) { s.loss_parallel = true; }};
+};
+
 // No redistribution, asked for or inserted by the engine, keeps more than `max_bytes` alive at once on a rank: its
 // source, its result and intermediate tensors, as RedistributePlan::peak_bytes counts them. It takes another route, or
 // sends in several rounds; an operator takes another strategy, if there is one. Limits nest: the smallest applies. A

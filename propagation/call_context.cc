@@ -14,7 +14,7 @@ bool has_number(const Numbers& numbers, size_t input) {
 
 bool CallContext::is_default() const {
   return mutable_layouts.empty() && parameters.empty() && factory_inputs.empty() && preferred_layouts.empty() &&
-         !partial_inputs_reused && !gradient_target && !limits.any();
+         !partial_inputs_reused && !gradient_target && !limits.any() && !keep_class_shards;
 }
 
 bool CallContext::is_mutable(size_t input) const { return has_number(mutable_layouts, input); }
@@ -42,6 +42,7 @@ void CallContext::append_to_key(CacheKey& key) const {
   key.push_back(gradient_target ? gradient_target->id() : 0);
   key.push_back(partial_inputs_reused);
   key.push_back(static_cast<uint64_t>(limits.max_bytes));
+  key.push_back(keep_class_shards);
   append_numbers(mutable_layouts);
   append_numbers(parameters);
   append_numbers(factory_inputs);

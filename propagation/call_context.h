@@ -36,7 +36,8 @@ struct CallContext {
   // OpRule::uses_gradient_target that of the leaf; for others only where the gradient waits in the bucket. Null: not
   // known.
   SpecPtr gradient_target;
-  Limits limits;  // of redistributions of inputs
+  Limits limits;                   // of redistributions of inputs
+  bool keep_class_shards = false;  // of scores (OpRule::class_dim), as in a LossParallel scope
 
   bool is_default() const;  // no hints
   bool is_mutable(size_t input) const;

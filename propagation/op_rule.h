@@ -70,6 +70,10 @@ struct OpRule {
   // For operators that multiply matrices, such as convolutions. Empty: there are no matrix products.
   std::function<Flops(const OpCall&)> flops;
 
+  // Of an operator on scores of classes: their dim in input `k`, an index into OpCall::inputs, that has the scores or
+  // their gradient; nullopt: it has neither. CallContext::keep_class_shards is about that dim. Empty: no such operator.
+  std::function<std::optional<int64_t>(const OpCall&, int k)> class_dim;
+
   // The strategies look at CallContext::gradient_target.
   bool uses_gradient_target = false;
 

@@ -11,6 +11,7 @@
 #include "dtensor/dispatch/core_fallback.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/call_key.h"
+#include "dtensor/dispatch/internal/class_shards.h"
 #include "dtensor/dispatch/internal/gradient_way.h"
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/dispatch/internal/plain_dispatch.h"
@@ -250,8 +251,10 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
     in.context.gradient_target = leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
   }
 
+  if (resolved.rule && resolved.rule->class_dim) in.context.keep_class_shards = current_dispatch_scope().loss_parallel;
   const Decided decided = decide_call(info, resolved, in, args);
   const std::shared_ptr<const Decision> decision = decided.decision;
+  check_class_shards(info, in, args, *decision);
   if (const at::Tensor result = defer_call(info, decided, in, args, leaf); result.defined()) {
     note_deferred_work();
     torch::jit::drop(stack, info.args.size());

@@ -19,6 +19,7 @@ struct DispatchScope {
   bool implicit_replication = false;      // plain tensors next to distributed ones count as replicated
   bool replicate_unsupported = false;     // operators without a rule run on replicated inputs
   bool delay_gradient_reduction = false;  // gradients keep the layout in which backward computed them
+  bool loss_parallel = false;             // scores keep their shards of classes (LossParallel)
   Limits limits;                          // of a redistribution (RedistributeMemoryLimit)
   StepDecider* step_decider = nullptr;    // decides calls one by one (PinnedLayouts)
   // How attention over a sharded sequence is computed (ContextParallel); null: as the operators' rules say.

@@ -3,7 +3,8 @@
 // forward and one in backward (class_split_cross_entropy.h).
 //
 // ATen's composite stays for everything else: whole classes, logits of more than two dims, strided shards of classes,
-// rows too short for summaries, forward-mode derivatives, and derivatives by probabilities or weights.
+// rows too short for summaries (but in a LossParallel), forward-mode derivatives, and derivatives by probabilities or
+// weights.
 #include <ATen/core/Reduction.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/DispatchKey.h>
@@ -18,6 +19,7 @@
 #include "dtensor/dispatch/report_work.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/loss/class_split_cross_entropy.h"
@@ -118,7 +120,7 @@ CrossEntropyCallPtr class_split_call(const c10::OperatorHandle& op, const Argume
   const bool are_valid = call->reduction >= at::Reduction::None && call->reduction <= at::Reduction::Sum &&
                          call->classes.label_smoothing >= 0 && call->classes.label_smoothing <= 1;
   if (!are_valid || !has_fitting_target(in, autocast) || !has_fitting_weight(in, autocast)) return {};
-  return has_long_rows(in, call->classes) ? call : CrossEntropyCallPtr();
+  return current_dispatch_scope().loss_parallel || has_long_rows(in, call->classes) ? call : CrossEntropyCallPtr();
 }
 
 // cross_entropy_loss(self, target, weight, reduction, ignore_index, label_smoothing), above autograd.

@@ -7,6 +7,8 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <optional>
+
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
@@ -50,6 +52,11 @@ FactorRule nll_rule(const OpCall& call) {
   return rule;
 }
 
+std::optional<int64_t> class_dim_of_scores(const OpCall& call, int k) {
+  if (k != call.input_index("self")) return std::nullopt;
+  return call.input("self")->ndim() == 1 ? 0 : 1;
+}
+
 // The total weight is zero if there is one loss per row and several rows.
 bool sums_weights(const OpCall& call) { return reduces(call) || call.input("self")->ndim() == 1; }
 
@@ -69,6 +76,10 @@ DimStrategy class_split(const OpCall& call, int self, int64_t class_dim) {
 }
 
 std::vector<DimStrategy> nll_strategies(const OpCall& call, int64_t mesh_dim) {
+  const int self = call.input_index("self");
+  const auto class_dim = static_cast<int64_t>(call.input("self")->ndim() == 1 ? 0 : 1);
+  const bool is_class_split = call.input("self")->placements()[mesh_dim] == Shard(class_dim);
+  if (is_class_split && call.context.keep_class_shards) return {class_split(call, self, class_dim)};
   auto result = strategies(nll_rule(call), call, mesh_dim);
   for (DimStrategy& s : result) {
     if (call.has_arg("grad_output")) {
@@ -80,10 +91,7 @@ std::vector<DimStrategy> nll_strategies(const OpCall& call, int64_t mesh_dim) {
       s.outputs[1] = Replicate();  // zero on every rank
     }
   }
-  const int self = call.input_index("self");
-  const auto class_dim = static_cast<int64_t>(call.input("self")->ndim() == 1 ? 0 : 1);
-  if (call.input("self")->placements()[mesh_dim] == Shard(class_dim))
-    result.push_back(class_split(call, self, class_dim));
+  if (is_class_split) result.push_back(class_split(call, self, class_dim));
   return result;
 }
 
@@ -215,6 +223,7 @@ const RuleFamily nll_loss_rules("nll_loss", [](RuleRegistry& registry) {
   OpRule nll;
   nll.per_dim = nll_strategies;
   nll.local = nll_local;
+  nll.class_dim = class_dim_of_scores;
   registry.add("aten::nll_loss_forward", nll);
   registry.add("aten::nll_loss_backward", nll);
   nll.metas = nll2d_metas;

@@ -10,12 +10,15 @@
 #include <ATen/ops/sum.h>
 
 #include <limits>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/report_reuse.h"
+#include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/combine_summaries.h"
@@ -40,6 +43,14 @@ FactorRule softmax_rule(const OpCall& call) {
 FactorRule softmax_backward_rule(const OpCall& call) {
   FactorRule rule = softmax_rule(call);
   rule.terms = {{call.input_index("grad_output")}};
+  return rule;
+}
+
+// Scores of classes, in every input.
+OpRule on_classes(OpRule rule) {
+  rule.class_dim = [](const OpCall& call, int k) -> std::optional<int64_t> {
+    return wrap_dim(call.get_int("dim"), static_cast<int64_t>(call.inputs[k]->ndim()));
+  };
   return rule;
 }
 
@@ -89,7 +100,8 @@ void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const int64_t dim = wrap_dim(args[1].toInt(), self.dim());
   const at::ScalarType dtype = args[2].toBool() ? at::kFloat : self.scalar_type();
   const SummaryRequest request = exponentials(dim, widened(self.scalar_type()));
-  if (!are_fewer_bytes(self, request)) return dispatch_by_rule(op, stack);  // short rows are moved themselves
+  const bool stays = kLog && current_dispatch_scope().loss_parallel;
+  if (!stays && !are_fewer_bytes(self, request)) return dispatch_by_rule(op, stack);  // short rows are moved themselves
   const at::Tensor x = self.to(request.dtypes[0]).contiguous();
   const auto row =
       combine_summaries(x, request, combined_exponentials(request.dtypes[0]),
@@ -123,10 +135,10 @@ void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 }  // namespace
 
 const RuleFamily softmax_rules("softmax", [](RuleRegistry& registry) {
-  for (const char* op : {"aten::_softmax", "aten::_log_softmax"}) registry.add(op, factor_op(softmax_rule));
-  for (const char* op : {"aten::_softmax_backward_data", "aten::_log_softmax_backward_data"}) {
-    registry.add(op, factor_op(softmax_backward_rule));
-  }
+  registry.add("aten::_softmax", factor_op(softmax_rule));
+  registry.add("aten::_softmax_backward_data", factor_op(softmax_backward_rule));
+  registry.add("aten::_log_softmax", on_classes(factor_op(softmax_rule)));
+  registry.add("aten::_log_softmax_backward_data", on_classes(factor_op(softmax_backward_rule)));
   registry.add_handler("aten::_softmax", softmax<false>);
   registry.add_handler("aten::_log_softmax", softmax<true>);
   registry.add_handler("aten::_softmax_backward_data", softmax_backward<false>);
