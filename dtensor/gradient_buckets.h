@@ -29,8 +29,8 @@ struct GradientBucketOptions {
   // keep alive.
   int64_t max_bytes = kDefaultGradientBucketBytes;
   // Floating-point gradients are cast to this dtype, reduced, and cast back: at::kFloat for bfloat16 parameters.
-  // nullopt: reduced in their own, as are those that backward() records with create_graph. Groups of fully_shard() have
-  // their own (MixedPrecision::reduce_dtype).
+  // nullopt: reduced in their own, as are those that backward() records with create_graph. Groups of fully_shard()
+  // have their own, and so have modules of parallelize_module() with one (MixedPrecision::reduce_dtype).
   std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
   // A full bucket, or group of fully_shard(), only begins its reduction, and backward() waits for all of them before it
   // returns. Reading such a .grad earlier, as in a hook, waits for its sum; other handles of its memory see that when

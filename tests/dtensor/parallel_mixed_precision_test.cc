@@ -268,7 +268,9 @@ TEST_CASE("mixed precision of styles: a step on 64 ranks without data has the co
     auto mlp = make<Mlp>(torch::kFloat, 6, 10);
     parallelize_module(*mlp, mesh, kMlpPlan, {.mesh_dim = "tp", .mixed_precision = kBFloat16Parameters});
     CommDebugMode comm;
-    mlp(zeros({64, 6}, mesh, {Shard(0), Replicate()})).sum().backward();
+    const Tensor y = mlp(zeros({64, 6}, mesh, {Shard(0), Replicate()}));
+    CHECK(y.scalar_type() == torch::kBFloat16);
+    y.sum().backward();
     return comm.counts();
   };
   CHECK(run(World::abstract(64)) == run(World::local(4)));
