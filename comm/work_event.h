@@ -19,4 +19,7 @@ struct WorkEvent {
   int64_t bytes = 0;  // that the rank reads and writes; 0 for views, and where it is not known
 };
 
+// To the listeners of the current thread's scope.
+void report(const WorkEvent& event);
+
 }  // namespace dtensor::internal

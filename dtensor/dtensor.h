@@ -29,6 +29,7 @@
 #include "dtensor/meta_device.h"
 #include "dtensor/mixed_precision.h"
 #include "dtensor/optimize_layouts.h"
+#include "dtensor/overlap_communication.h"
 #include "dtensor/parallelize_module.h"
 #include "dtensor/pipeline.h"
 #include "dtensor/predict_step.h"

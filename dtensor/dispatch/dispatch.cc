@@ -11,6 +11,7 @@
 #include "dtensor/dispatch/core_fallback.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/call_key.h"
+#include "dtensor/dispatch/internal/chunked_call.h"
 #include "dtensor/dispatch/internal/class_shards.h"
 #include "dtensor/dispatch/internal/gradient_way.h"
 #include "dtensor/dispatch/internal/input_moves.h"
@@ -260,14 +261,18 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
     torch::jit::drop(stack, info.args.size());
     return stack.push_back(result);
   }
-  const std::vector<RankTensors> locals = move_inputs(info, *decision, in);
-
   std::vector<RankTensors> outputs;
-  try {
-    outputs = run_decided(info, decided, in, args, locals);
-  } catch (...) {
-    note_failed_write(info, in);
-    throw;
+  if (auto computed = run_in_chunks(info, *decision, in, args)) {
+    outputs = *std::move(computed);
+    keep(in, decided);
+  } else {
+    const std::vector<RankTensors> locals = move_inputs(info, *decision, in);
+    try {
+      outputs = run_decided(info, decided, in, args, locals);
+    } catch (...) {
+      note_failed_write(info, in);
+      throw;
+    }
   }
   for (const at::Tensor& t : written_tensors(info, in)) note_write(t, info.name);
 

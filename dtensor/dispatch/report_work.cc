@@ -16,9 +16,9 @@ namespace {
 
 thread_local int64_t num_reported = 0;  // events with work, and calls whose events come later
 
-void report(const WorkEvent& event) {
+void count_and_report(const WorkEvent& event) {
   if (event.flops > 0 || event.bytes > 0) ++num_reported;
-  for (CommListener* listener : current_scope().listeners) listener->on_work(event);
+  report(event);
 }
 
 // "aten::index_select": "index_select".
@@ -107,7 +107,7 @@ void report_flops(const std::string& op, const std::string& module_path, const D
   event.ranks = mesh.size();
   event.flops = of_rank;
   event.whole_flops = of_one;
-  report(event);
+  count_and_report(event);
 }
 
 void report_bytes(const std::string& op, const DeviceMesh& mesh, int64_t bytes) {
@@ -115,7 +115,7 @@ void report_bytes(const std::string& op, const DeviceMesh& mesh, int64_t bytes) 
   WorkEvent event{op, "", in_backward()};
   event.ranks = mesh.size();
   event.bytes = bytes;
-  report(event);
+  count_and_report(event);
 }
 
 void note_deferred_work() { ++num_reported; }
@@ -126,7 +126,7 @@ void report_work(const OpInfo& info, const Decision& decision, const Inputs& in,
   event.ranks = in.mesh.size();
   event.bytes = bytes_moved(info, decision, in);
   if (decision.rule->flops) add_flops(event, decision, in, make_call(info, in, args).without_outs());
-  report(event);
+  count_and_report(event);
 }
 
 namespace {

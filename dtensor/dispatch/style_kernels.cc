@@ -38,8 +38,8 @@ void run_with_style(const c10::OperatorHandle& op, c10::DispatchKeySet keys, tor
   if (call_runs || CompositeOpScope::current() != nullptr) return op.redispatchBoxed(keys, stack);
   const bool is_view = op_info(op).is_view;
   const StyledCall styled(op, is_view, *stack);
-  cast_to_param_dtype(op, is_view, *stack);
-  {
+  if (!styled.has_run()) {
+    cast_to_param_dtype(op, is_view, *stack);
     const CallRuns runs;
     op.redispatchBoxed(keys, stack);
   }

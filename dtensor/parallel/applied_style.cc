@@ -8,8 +8,10 @@
 #include <tuple>
 
 #include "absl/container/inlined_vector.h"
+#include "dtensor/parallel/overlapped_linear.h"
 #include "dtensor/parallel/program_call.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/tensor/dispatch_scope.h"
 #include "placement/parse_placements.h"
 
 namespace dtensor::internal {
@@ -90,9 +92,9 @@ ModuleStyle::Seen ModuleStyle::seen() const {
   return seen_;
 }
 
-void ModuleStyle::record(const at::Tensor& in, const at::Tensor& out) {
+void ModuleStyle::record(const SpecPtr& in, const at::Tensor& out) {
   const std::lock_guard lock(mutex_);
-  seen_.input = spec_of(in);
+  seen_.input = in;
   seen_.output = spec_of(out);
   ++seen_.calls;
   seen_.since_check = true;
@@ -132,7 +134,10 @@ StyledCall::StyledCall(const c10::OperatorHandle& op, bool is_view, torch::jit::
   styles_ = std::move(styles);
   const at::Tensor given = input_;
   const bool goes_on = op.hasTag(at::Tag::pointwise) && style->is_last_result(given);  // matmul(x, w.t()) + b
-  if (!goes_on) input_ = moved(given, style->input, "input");
+  if (!goes_on && style->given()) result_ = run_in_chunks(given, torch::jit::last(stack, count));
+  if (!goes_on && !has_run()) input_ = moved(given, style->input, "input");
+  input_layout_ = spec_of(input_);
+  if (has_run() && style->input) input_layout_ = input_layout_->with_placements(layout(given, *style->input, "input"));
   if (!input_.is_same(given)) replace_tensor(args, given, input_);
   styled_call_runs = true;
 }
@@ -143,24 +148,47 @@ StyledCall::~StyledCall() {
 
 void StyledCall::finish(torch::jit::Stack& stack) const {
   if (styles_.empty()) return;
+  if (has_run()) {
+    torch::jit::drop(stack, op_.schema().arguments().size());
+    stack.emplace_back(result_);
+  }
   c10::IValue& result = stack[stack.size() - op_.schema().returns().size()];
   if (!result.isTensor() || !is_dtensor(result.toTensor())) return;
   const at::Tensor out = moved(result.toTensor(), styles_.front()->output, "output");
-  for (const auto& style : styles_) style->record(input_, out);
+  for (const auto& style : styles_) style->record(input_layout_, out);
   result = out;
 }
 
-at::Tensor StyledCall::moved(const at::Tensor& t, const std::optional<Placement>& to, const char* what) const {
-  if (!to) return t;
+Placements StyledCall::layout(const at::Tensor& t, const Placement& to, const char* what) const {
   const ModuleStyle& style = *styles_.front();
-  const auto normal = normalize_placements({*to}, t.dim());
+  const auto normal = normalize_placements({to}, t.dim());
   TORCH_CHECK_VALUE(normal.ok(), "[", style.name(), "] the ", what, " of ", op_.schema().name(), " has the shape ",
-                    t.sizes(), ", so that it cannot be ", to_string(*to), ": give the style another layout, {.", what,
+                    t.sizes(), ", so that it cannot be ", to_string(to), ": give the style another layout, {.", what,
                     " = Shard(dim)}");
   Placements placements = spec_of(t)->placements();
   placements[style.mesh_dim] = normal->front();
-  const CommCause cause{style.style.kind, what, style.path, /*implicit=*/false};
-  return redistribute_as(t, placements, cause);
+  return placements;
+}
+
+CommCause StyledCall::cause(const char* what) const {
+  const ModuleStyle& style = *styles_.front();
+  return {style.style.kind, what, style.path, /*implicit=*/false};
+}
+
+at::Tensor StyledCall::moved(const at::Tensor& t, const std::optional<Placement>& to, const char* what) const {
+  return to ? redistribute_as(t, layout(t, *to, what), cause(what)) : t;
+}
+
+at::Tensor StyledCall::run_in_chunks(const at::Tensor& given, c10::ArrayRef<c10::IValue> args) const {
+  if (current_dispatch_scope().communication_chunks < 2) return {};
+  const auto call = linear_call(op_, args, given);
+  if (!call) return {};
+  const ModuleStyle& style = *styles_.front();
+  LinearMoves moves{style.mesh_dim, {}, {}, cause("input"), cause("output")};
+  // The result has as many dims as the input.
+  if (style.input) moves.input = layout(given, *style.input, "input")[style.mesh_dim];
+  if (style.output) moves.output = layout(given, *style.output, "output")[style.mesh_dim];
+  return overlapped_linear(*call, moves);
 }
 
 }  // namespace dtensor::internal

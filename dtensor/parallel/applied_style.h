@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/comm_event.h"
 #include "dtensor/parallel_style.h"
 #include "dtensor/tensor/representation.h"
 
@@ -43,7 +44,7 @@ struct ModuleStyle {
     bool since_check = false;
   };
   Seen seen() const;
-  void record(const at::Tensor& in, const at::Tensor& out);
+  void record(const SpecPtr& in, const at::Tensor& out);
   // Whether `t` is in the memory of the last recorded result.
   bool is_last_result(const at::Tensor& t) const;
   void begin_check();  // seen().since_check is false afterwards
@@ -68,7 +69,8 @@ class AppliedStyle {
 inline bool has_style(const at::TensorBase& t) { return is_dtensor(t) && meta_without_sync(t).storage->style; }
 
 // One call of an operator that follows a style. Made before the call: redistributes the input among the arguments on
-// the stack. finish() after it: redistributes the first result there. Both do nothing if no style applies: no parameter
+// the stack. finish() after it: redistributes the first result there. In an OverlapCommunication scope the former may
+// run the call, too. Both do nothing if no style applies: no parameter
 // among the arguments or no other distributed tensor, parameters that went to another mesh than the style's, an
 // operator that writes, a view, or one that is elementwise on tensors of one shape as in optimizers and averages; in
 // backward; and during another such call. An elementwise operator on the style's last result (a bias that is added by
@@ -80,14 +82,22 @@ class StyledCall {
   ~StyledCall();
   StyledCall(const StyledCall&) = delete;
   StyledCall& operator=(const StyledCall&) = delete;
+  // The operator has run: call finish() at once.
+  bool has_run() const { return result_.defined(); }
   void finish(torch::jit::Stack& stack) const;
 
  private:
+  // The placements that `t` is to have, as the style says on its mesh dim.
+  Placements layout(const at::Tensor& t, const Placement& to, const char* what) const;
+  CommCause cause(const char* what) const;
+  at::Tensor run_in_chunks(const at::Tensor& given, c10::ArrayRef<c10::IValue> args) const;
   at::Tensor moved(const at::Tensor& t, const std::optional<Placement>& to, const char* what) const;
 
   const c10::OperatorHandle& op_;
   std::vector<std::shared_ptr<ModuleStyle>> styles_;  // the first is followed, all are recorded; empty: none applies
   at::Tensor input_;
+  SpecPtr input_layout_;  // in which the operator takes it
+  at::Tensor result_;     // of an operator that has run
 };
 
 }  // namespace dtensor::internal

@@ -1,6 +1,7 @@
 // The settings that the guards of scopes.h make for operators, on the current thread.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 
 #include "comm/thread_scope.h"
@@ -22,6 +23,7 @@ struct DispatchScope {
   bool loss_parallel = false;             // scores keep their shards of classes (LossParallel)
   Limits limits;                          // of a redistribution (RedistributeMemoryLimit)
   StepDecider* step_decider = nullptr;    // decides calls one by one (PinnedLayouts)
+  int64_t communication_chunks = 1;       // of an exchange next to a product (OverlapCommunication)
   // How attention over a sharded sequence is computed (ContextParallel); null: as the operators' rules say.
   std::shared_ptr<const ContextParallelSetting> context_parallel;
 };

@@ -66,8 +66,10 @@ void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   if (!has_dtensor(info, args)) return run_on_plain(op, keys, stack);
   if (CompositeOpScope::current() != nullptr) return run_code_of_composite(op, keys, stack);
   const StyledCall styled(op, info.is_view, *stack);
-  cast_to_param_dtype(op, info.is_view, *stack);
-  run_code_of_composite(op, keys, stack);
+  if (!styled.has_run()) {
+    cast_to_param_dtype(op, info.is_view, *stack);
+    run_code_of_composite(op, keys, stack);
+  }
   styled.finish(*stack);
 }
 
