@@ -9,6 +9,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "dtensor/parallel/overlapped_linear.h"
+#include "dtensor/parallel/param_dtype.h"
 #include "dtensor/parallel/program_call.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
@@ -181,8 +182,12 @@ at::Tensor StyledCall::moved(const at::Tensor& t, const std::optional<Placement>
 
 at::Tensor StyledCall::run_in_chunks(const at::Tensor& given, c10::ArrayRef<c10::IValue> args) const {
   if (current_dispatch_scope().communication_chunks < 2) return {};
-  const auto call = linear_call(op_, args, given);
-  if (!call) return {};
+  if (!linear_call(op_, args, given)) return {};
+  torch::jit::Stack in_param_dtype(args.begin(), args.end());
+  cast_to_param_dtype(op_, /*is_view=*/false, in_param_dtype);
+  const auto is_given = [&](const c10::IValue& v) { return v.isTensor() && v.toTensor().is_same(given); };
+  const auto input = std::find_if(args.begin(), args.end(), is_given) - args.begin();
+  const auto call = linear_call(op_, in_param_dtype, in_param_dtype[input].toTensor());
   const ModuleStyle& style = *styles_.front();
   LinearMoves moves{style.mesh_dim, {}, {}, cause("input"), cause("output")};
   // The result has as many dims as the input.

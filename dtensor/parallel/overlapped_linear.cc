@@ -107,13 +107,6 @@ bool computes_in_autocast(const at::Tensor& t) {
   return at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device);
 }
 
-// A parameter of fully_shard(), in the dtype that it is gathered in, if the input has that.
-at::Tensor in_dtype_of(const at::Tensor& input, const at::Tensor& t) {
-  const auto group = t.defined() && is_dtensor(t) ? parameter_group_of(t) : nullptr;
-  const bool casts = group && group->param_dtype() == input.scalar_type() && t.scalar_type() != input.scalar_type();
-  return casts ? t.to(input.scalar_type()) : t;
-}
-
 // Whether the operator's own code would compute with the tensors as they are.
 bool takes_plain_products(const LinearCall& call) {
   const auto fits = [&](const at::Tensor& t) {
@@ -177,10 +170,9 @@ std::optional<LinearCall> linear_call(const c10::OperatorHandle& op, c10::ArrayR
   return std::nullopt;
 }
 
-at::Tensor overlapped_linear(const LinearCall& given, const LinearMoves& moves) {
+at::Tensor overlapped_linear(const LinearCall& call, const LinearMoves& moves) {
   const int64_t chunks = current_dispatch_scope().communication_chunks;
   if (chunks < 2) return {};
-  const LinearCall call{given.input, in_dtype_of(given.input, given.weight), in_dtype_of(given.input, given.bias)};
   if (!takes_plain_products(call)) return {};
   const LinearCall multiplied{call.input, as_multiplied(call.weight), as_multiplied(call.bias)};
   const auto plan = plan_of_call(multiplied, moves, chunks);

@@ -374,6 +374,28 @@ TEST_CASE("OverlapCommunication: products with bfloat16 copies of fully sharded 
   CHECK(sharded.model->up->weight.grad().scalar_type() == torch::kDouble);
 }
 
+TEST_CASE("OverlapCommunication: products of styles with mixed precision run in chunks, with the same values") {
+  Tensor results[2], gradients[2];
+  for (const int64_t chunks : {1, 4}) {
+    CAPTURE(chunks);
+    const Mlp model = make_mlp();
+    parallelize_module(*model, dp_tp_mesh(), mlp_plan(),
+                       {.mesh_dim = "tp", .mixed_precision = {.param_dtype = torch::kBFloat16}});
+    const OverlapCommunication scope({.chunks = chunks});
+    CommDebugMode comm;
+    const Tensor out = model->forward(tokens_on(dp_tp_mesh(), values({4, 16, kWidth})));
+    CHECK(comm.count(Collective::kAllGather) == chunks);
+    CHECK(comm.count(Collective::kReduceScatter) == chunks);
+    CHECK(out.scalar_type() == torch::kBFloat16);
+    out.sum().backward();
+    CHECK(model->up->weight.grad().scalar_type() == torch::kDouble);
+    results[chunks / 4] = full_tensor(out).to(torch::kDouble);
+    gradients[chunks / 4] = full_tensor(model->up->weight.grad());
+  }
+  CHECK(torch::allclose(results[1], results[0], 0.02, 0.02));
+  CHECK(torch::allclose(gradients[1], gradients[0], 0.05, 0.05));
+}
+
 TEST_CASE("OverlapCommunication: products that a module writes by hand follow its style in chunks") {
   struct ByHandImpl : nn::Module {
     ByHandImpl() {
