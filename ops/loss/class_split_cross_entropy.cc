@@ -4,7 +4,7 @@
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/exp.h>
-#include <ATen/ops/softmax.h>
+#include <ATen/ops/log_softmax.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -237,7 +237,8 @@ at::Tensor differentiable_cross_entropy_gradient(const at::Tensor& grad_output, 
   at::Tensor grad = divided_if_mean(grad_output.to(dtype), in, call, loss.divisor);
   if (has_rows && call.reduction == at::Reduction::None) grad = grad.unsqueeze(1);
   const at::Tensor totals = has_rows ? loss.totals.unsqueeze(1) : loss.totals;
-  at::Tensor result = grad * (in.self.softmax(in.class_dim(), dtype) * totals - q);
+  // Not softmax(), which moves short rows, also in a LossParallel.
+  at::Tensor result = grad * (at::log_softmax(in.self, in.class_dim(), dtype).exp() * totals - q);
   if (!in.has_probabilities()) {  // ignored rows get 0, also where they make the divisor 0
     const at::Tensor ignored = in.target.eq(call.classes.ignore_index);
     result = result.masked_fill(has_rows ? ignored.unsqueeze(1) : ignored, 0);

@@ -1,8 +1,10 @@
 // LossParallel: scores that are sharded by class never move, and the losses are those of one device.
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn.h>
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "dtensor/dtensor.h"
@@ -171,11 +173,31 @@ TEST_CASE("LossParallel: targets that are sharded over the mesh dim of the class
   }
 }
 
+TEST_CASE("LossParallel: second derivatives of short rows move no scores") {
+  const DeviceMesh mesh(World::local(4), {4}, {"tp"});
+  const auto add_penalty = [](const Tensor& scores, const Tensor& target) {
+    const Tensor loss = F::cross_entropy(scores, target);
+    const Tensor gradient = torch::autograd::grad({loss}, {scores}, {}, std::nullopt, /*create_graph=*/true)[0];
+    gradient.square().sum().backward();
+  };
+  const Tensor plain = scores_of({6, 4}).requires_grad_(), target = torch::arange(6) % 4;
+  add_penalty(plain, target);
+  const Tensor scores = distribute_tensor(plain.detach(), mesh, {Shard(1)}).requires_grad_();
+  const Tensor targets = distribute_tensor(target, mesh);
+  const LossParallel scope;
+  CommDebugMode comm;
+  add_penalty(scores, targets);
+  CHECK(!moves(comm, plain));
+  CHECK(torch::allclose(full_tensor(scores.grad()), plain.grad()));
+}
+
 TEST_CASE("LossParallel: softmax of others, and scores whose rows are sharded, follow the price") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   const LossParallel scope;
   const Tensor plain = scores_of({6, 4}), target = torch::arange(6) % 4;
+  CommDebugMode comm;
   const Tensor weights = torch::softmax(distribute_tensor(plain, mesh, {Shard(1)}), 1);
+  CHECK(moves(comm, plain));
   CHECK(torch::allclose(full_tensor(weights), plain.softmax(1)));
   const Tensor loss = F::cross_entropy(distribute_tensor(plain, mesh, {Shard(0)}), distribute_tensor(target, mesh));
   CHECK(torch::allclose(full_tensor(loss), F::cross_entropy(plain, target)));
