@@ -74,10 +74,10 @@ class DelayGradientReduction {
 };
 
 // Scores that are sharded by class, and their gradients, stay where they are in cross_entropy, log_softmax and
-// nll_loss: the ranks exchange a few numbers per row instead. Without the scope the engine chooses by price, and moves
-// short rows themselves. Backward keeps it where backward() is called inside. PyTorch: loss_parallel(). Error
-// (c10::Error), before the operator sends anything: scores would have to move, as where a StridedShard cuts the
-// classes.
+// nll_loss: the ranks exchange a few numbers per row instead, and targets come to the scores. Without the scope the
+// engine chooses by price, and moves short rows themselves. Backward keeps it where backward() is called inside.
+// PyTorch: loss_parallel(). Error (c10::Error), before the operator sends anything: scores would have to move, as where
+// a StridedShard cuts the classes, or the gradient of log_softmax is sharded by rows over the same mesh dim.
 class LossParallel {
  public:
   LossParallel() = default;

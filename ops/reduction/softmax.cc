@@ -111,6 +111,16 @@ void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   stack.emplace_back((kLog ? shifted.sub_(row[1].log()) : shifted.exp_().div_(row[1])).to(dtype));
 }
 
+// Whether a mesh dim that splits `output` along `dim` splits `grad` along another dim, so that one of them has to move.
+bool are_cut_differently(const at::Tensor& grad, const at::Tensor& output, int64_t dim) {
+  const Spec &of_grad = *spec_of(grad), &of_output = *spec_of(output);
+  for (int64_t m = 0; m < of_output.mesh().ndim(); ++m) {
+    const Placement &g = of_grad.placements()[m], &p = of_output.placements()[m];
+    if (of_output.mesh().size(m) > 1 && p.is_sharded_on(dim) && g.is_sharded() && g != p) return true;
+  }
+  return false;
+}
+
 // _softmax_backward_data, _log_softmax_backward_data(grad_output, output, dim, input_dtype).
 template <bool kLog>
 void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -120,6 +130,8 @@ void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (op.schema().arguments().size() != 4 || !is_split_along(output, dim) || !is_dtensor(grad) ||
       spec_of(grad)->has_partial())
     return dispatch_by_rule(op, stack);
+  if (kLog && current_dispatch_scope().loss_parallel && are_cut_differently(grad, output, wrap_dim(dim, output.dim())))
+    return dispatch_by_rule(op, stack);  // reports it
   const at::ScalarType dtype = args[3].toScalarType();
   at::Tensor sums = kLog ? cached_sums(grad, wrap_dim(dim, grad.dim())) : at::Tensor();
   if (sums.defined() && reports_reuse())

@@ -191,6 +191,27 @@ TEST_CASE("LossParallel: second derivatives of short rows move no scores") {
   CHECK(torch::allclose(full_tensor(scores.grad()), plain.grad()));
 }
 
+TEST_CASE("LossParallel: a gradient of log_softmax() that would move the scores is an error before anything is sent") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  const auto logs = [&] {
+    return torch::log_softmax(distribute_tensor(scores_of({6, 4}), mesh, {Shard(1)}).requires_grad_(), 1);
+  };
+  const Tensor plain = scores_of({6, 4});
+  const LossParallel scope;
+  for (const Placement& fitting : {Placement(Replicate()), Placement(Shard(1))}) {
+    const Tensor gradient = distribute_tensor(plain, mesh, {fitting}), result = logs();
+    CommDebugMode comm;
+    result.backward(gradient);
+    CHECK(!moves(comm, plain));
+  }
+  const Tensor by_rows = distribute_tensor(plain, mesh, {Shard(0)}), result = logs();
+  CommDebugMode comm;
+  CHECK_THAT(error_text([&] { result.backward(by_rows); }),
+             Catch::Contains("aten::_log_softmax_backward_data: argument 'output' would leave its shards of classes") &&
+                 Catch::Contains("in backward"));
+  CHECK(comm.total() == 0);
+}
+
 TEST_CASE("LossParallel: softmax of others, and scores whose rows are sharded, follow the price") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   const LossParallel scope;

@@ -40,7 +40,8 @@ void check_class_shards(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10:
         "' would leave its shards of classes, ", plan->tensor.bytes(), " bytes: ", to_string(*layout_change_of(*plan)),
         module.empty() ? "" : ", " + in_module(module, "in module '", "'"), in_backward() ? ", in backward" : "",
         ". LossParallel keeps scores and their gradients where they are: shard the classes by Shard, not by "
-        "StridedShard, on mesh dims over which nothing is Partial, or redistribute() them where you mean to.");
+        "StridedShard, on mesh dims over which no argument is Partial or sharded along another dim, or redistribute() "
+        "where you mean to.");
   }
 }
 
