@@ -123,10 +123,22 @@ CrossEntropyCallPtr class_split_call(const c10::OperatorHandle& op, const Argume
   return current_dispatch_scope().loss_parallel || has_long_rows(in, call->classes) ? call : CrossEntropyCallPtr();
 }
 
+// In a LossParallel: brings probabilities to the logits, so that the composite, which multiplies them by the logits'
+// logarithms, does not move these.
+void bring_probabilities(const c10::OperatorHandle& op, Stack& stack) {
+  Arguments args(op, stack);
+  const at::Tensor self = args.tensor("self"), target = args.tensor("target");
+  if (!is_dtensor(target) || target.sizes() != self.sizes() || !is_split(self, {self.dim() == 1 ? 0 : 1})) return;
+  if (spec_of(target)->mesh() != spec_of(self)->mesh()) return;  // the composite reports it
+  const CommCause cause{c10::toString(op.operator_name()), "target", module_of_call(self), /*implicit=*/true};
+  args.set("target", redistribute_as(target, spec_of(self)->placements(), cause));
+}
+
 // cross_entropy_loss(self, target, weight, reduction, ignore_index, label_smoothing), above autograd.
 void cross_entropy(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   CrossEntropyCallPtr call = class_split_call(op, args);
+  if (!call && current_dispatch_scope().loss_parallel) bring_probabilities(op, stack);
   if (!call) return run_without_handler(op, stack);
   const at::Tensor self = args.tensor("self");
   if (is_leaf_parameter(self)) keep_gradient_layout(self);

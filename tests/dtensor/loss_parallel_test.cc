@@ -212,6 +212,29 @@ TEST_CASE("LossParallel: a gradient of log_softmax() that would move the scores 
   CHECK(comm.total() == 0);
 }
 
+TEST_CASE(
+    "LossParallel: probabilities of pixels that are sharded over the mesh dim of the classes come to the scores") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  const Tensor plain = scores_of({6, 4, 3}).requires_grad_(), target = scores_of({6, 4, 3}).cos().softmax(1);
+  const Tensor expected = F::cross_entropy(plain, target);
+  expected.backward();
+  const Tensor scores = distribute_tensor(plain.detach(), mesh, {Shard(1)}).requires_grad_();
+  const Tensor targets = distribute_tensor(target, mesh, {Shard(0)});
+  const LossParallel scope;
+  CommDebugMode comm;
+  const Tensor loss = F::cross_entropy(scores, targets);
+  loss.backward();
+  int64_t moved = 0;
+  for (const CommEvent& e : comm.events()) {
+    if (!e.layout_change || plain.sizes() != c10::IntArrayRef(e.layout_change->sizes())) continue;
+    CHECK(e.cause.argument == "target");
+    ++moved;
+  }
+  CHECK(moved == 1);
+  CHECK(torch::allclose(full_tensor(loss), expected));
+  CHECK(torch::allclose(full_tensor(scores.grad()), plain.grad()));
+}
+
 TEST_CASE("LossParallel: softmax of others, and scores whose rows are sharded, follow the price") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
   const LossParallel scope;
