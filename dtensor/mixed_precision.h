@@ -20,7 +20,7 @@
 namespace dtensor {
 
 struct MixedPrecision {
-  // That operators compute with floating-point parameters in. nullopt: the parameters' own, and no input is cast.
+  // The dtype in which operators compute with floating-point parameters. nullopt: their own, and no input is cast.
   std::optional<c10::ScalarType> param_dtype = std::nullopt;
   // The dtype in which backward() reduces gradients. nullopt: that of the parameters (in PyTorch: param_dtype).
   std::optional<c10::ScalarType> reduce_dtype = std::nullopt;
