@@ -378,7 +378,7 @@ TEST_CASE("OverlapCommunication: products of styles with mixed precision run in 
   Tensor results[2], gradients[2];
   for (const int64_t chunks : {1, 4}) {
     CAPTURE(chunks);
-    const Mlp model = make_mlp();
+    Mlp model = make_mlp();
     parallelize_module(*model, dp_tp_mesh(), mlp_plan(),
                        {.mesh_dim = "tp", .mixed_precision = {.param_dtype = torch::kBFloat16}});
     const OverlapCommunication scope({.chunks = chunks});
