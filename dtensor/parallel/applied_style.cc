@@ -190,7 +190,11 @@ at::Tensor StyledCall::run_in_chunks(const at::Tensor& given, c10::ArrayRef<c10:
   const auto call = linear_call(op_, in_param_dtype, in_param_dtype[input].toTensor());
   const ModuleStyle& style = *styles_.front();
   LinearMoves moves{style.mesh_dim, {}, {}, cause("input"), cause("output")};
-  // The result has as many dims as the input.
+  // Of the result, too, which has as many dims. What does not fit is an error of moved().
+  const auto fits = [&](const std::optional<Placement>& to) {
+    return !to || normalize_placements({*to}, given.dim()).ok();
+  };
+  if (!fits(style.input) || !fits(style.output)) return {};
   if (style.input) moves.input = layout(given, *style.input, "input")[style.mesh_dim];
   if (style.output) moves.output = layout(given, *style.output, "output")[style.mesh_dim];
   return overlapped_linear(*call, moves);

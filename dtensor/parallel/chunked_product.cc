@@ -3,6 +3,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/accumulate.h>
 
 #include <utility>
@@ -55,12 +56,15 @@ std::vector<LocalProduct> local_products(const RankTensors& rows, const ProductP
     const at::Tensor& matrix = parts.matrices[i];
     products.push_back({rows[i].contiguous(), summed == SummedDim::kFirst ? matrix : matrix.t(),
                         biased ? parts.biases[i] : at::Tensor(), results[i]});
-    if (rows[i].numel() == 0) results[i].zero_();  // no chunk has rows of a rank without features
+    if (rows[i].numel() > 0) continue;
+    results[i].zero_();  // no chunk has rows of a rank without features
+    if (biased) results[i].add_(parts.biases[i]);
   }
   return products;
 }
 
-// Reports each chunk's share of the floating-point operations.
+// Reports each chunk's share of the floating-point operations and of the rows that are read and written. Each chunk
+// reads the whole matrix.
 class ChunkReports {
  public:
   ChunkReports(const ProductPlan& plan, bool biased, const CommCause& cause)
@@ -68,24 +72,27 @@ class ChunkReports {
     if (current_scope().listeners.empty()) return;
     event_.ranks = plan.rows->mesh().size();
     const auto& mesh = plan.rows->mesh().shape();
-    const auto flops = [](const Shape& rows, const Shape& product) {
-      return 2 * rows.back() * c10::multiply_integers(product.begin(), product.end());
-    };
-    of_rank_ = flops(largest_part(plan.rows->sizes(), mesh, plan.rows->placements()),
-                     largest_part(plan.product->sizes(), mesh, plan.product->placements()));
-    whole_ = flops(plan.rows->sizes(), plan.product->sizes());
+    const auto elements = [](const Shape& sizes) { return c10::multiply_integers(sizes.begin(), sizes.end()); };
+    const Shape rows = largest_part(plan.rows->sizes(), mesh, plan.rows->placements()),
+                product = largest_part(plan.product->sizes(), mesh, plan.product->placements());
+    of_rank_ = 2 * rows.back() * elements(product);
+    whole_ = 2 * plan.rows->sizes().back() * elements(plan.product->sizes());
+    const auto size = static_cast<int64_t>(c10::elementSize(plan.rows->dtype()));
+    row_bytes_ = size * (elements(rows) + elements(product));
+    matrix_bytes_ = size * rows.back() * product.back();
   }
   void done(int64_t k) {
     if (current_scope().listeners.empty()) return;
-    const auto share = [&](int64_t all) { return static_cast<double>(all * (k + 1) / chunks_ - all * k / chunks_); };
-    event_.flops = share(of_rank_);
-    event_.whole_flops = share(whole_);
+    const auto share = [&](int64_t all) { return all * (k + 1) / chunks_ - all * k / chunks_; };
+    event_.flops = static_cast<double>(share(of_rank_));
+    event_.whole_flops = static_cast<double>(share(whole_));
+    event_.bytes = share(row_bytes_) + matrix_bytes_;
     report(event_);
   }
 
  private:
   WorkEvent event_;
-  int64_t chunks_, of_rank_ = 0, whole_ = 0;
+  int64_t chunks_, of_rank_ = 0, whole_ = 0, row_bytes_ = 0, matrix_bytes_ = 0;
 };
 
 RankTensors new_parts(const SpecPtr& spec, const RankTensors& like) {

@@ -178,7 +178,9 @@ at::Tensor overlapped_linear(const LinearCall& call, const LinearMoves& moves) {
   const auto plan = plan_of_call(multiplied, moves, chunks);
   if (!plan || !bias_fits(multiplied, *plan->result)) return {};
   for (const at::Tensor& t : {call.input, call.weight, call.bias}) {
-    if (t.defined() && is_leaf_parameter(t)) keep_gradient_layout(t);
+    if (!t.defined() || !is_leaf_parameter(t)) continue;
+    keep_gradient_layout(t);
+    meta_without_sync(t).storage->is_parameter.store(true, std::memory_order_relaxed);
   }
   const PlannedLinear linear{spec_of(call.input), *plan, chunks, call.bias.defined(),
                              plan->gather ? moves.input_cause : moves.output_cause};

@@ -146,8 +146,10 @@ class Record : public internal::CommListener {
   }
   void on_work(const internal::WorkEvent& event) override {
     if (event.flops > 0) lines.emplace_back("product");
+    bytes += event.bytes;
   }
   std::vector<std::string> lines;
+  int64_t bytes = 0;  // that operators read and write
 
  private:
   internal::ScopeGuard guard_;
@@ -427,6 +429,37 @@ TEST_CASE("OverlapCommunication: products that a module writes by hand follow it
     CHECK(torch::allclose(full_tensor(in.grad()), plain_x.grad(), 1e-10, 1e-12));
     CHECK(torch::allclose(full_tensor(by_hand->weight.grad()), plain->weight.grad(), 1e-10, 1e-12));
   }
+}
+
+TEST_CASE("OverlapCommunication: chunks read and write what the whole product does, and the matrix each time") {
+  int64_t bytes[2];
+  for (const int64_t chunks : {1, 4}) {
+    const auto linear = std::make_shared<nn::LinearImpl>(nn::LinearOptions(kWidth, 8).bias(false));
+    linear->to(torch::kDouble);
+    parallelize_module(*linear, tp_mesh(), {{"", ColwiseParallel()}});
+    const Tensor x = distribute_tensor(values({16, kWidth}), tp_mesh(), {Shard(0)});
+    const OverlapCommunication scope({.chunks = chunks});
+    const torch::NoGradGuard no_grad;
+    const Record record;
+    linear->forward(x);
+    bytes[chunks / 4] = record.bytes;
+  }
+  CHECK(bytes[1] == bytes[0] + 3 * 8 * kWidth * 2);  // a rank has two of eight rows of the weight
+}
+
+TEST_CASE("OverlapCommunication: a product over no features is the bias") {
+  struct BiasedImpl : nn::Module {
+    Tensor weight = register_parameter("weight", torch::zeros({8, 0}, torch::kDouble)),
+           bias = register_parameter("bias", values({8}));
+  };
+  BiasedImpl module;
+  const Tensor bias = module.bias.detach().clone();
+  parallelize_module(module, tp_mesh(),
+                     {{"", ParameterStyle({{"weight", Shard(0)}, {"bias", Shard(0)}}, {.input = Replicate()})}});
+  const Tensor x = distribute_tensor(torch::zeros({16, 0}, torch::kDouble), tp_mesh(), {Shard(0)});
+  const OverlapCommunication scope({.chunks = 2});
+  const Tensor y = torch::addmm(module.bias, x, module.weight.t());
+  CHECK(torch::equal(full_tensor(y), bias.expand({16, 8})));
 }
 
 TEST_CASE("OverlapCommunication: rows that a product itself gathers are multiplied in chunks, and gathered once") {
