@@ -249,6 +249,30 @@ TEST_CASE("checkpointed blocks train as on one device, under every kind of paral
   });
 }
 
+TEST_CASE("small overlapping buckets, products in chunks and a parallel loss train as on one device together") {
+  check_recipe<Llama>(make_llama, kinds_of_llama(), [](Llama& model, const Batches& batches) {
+    const OverlapCommunication chunks({.chunks = 2});
+    const LossParallel scores_stay;
+    auto optimizer = optimizer_of(*model);
+    const auto parameters = model->parameters();
+    if (is_dtensor(parameters[0])) {
+      std::vector<torch::Tensor> order(parameters.rbegin(), parameters.rend());
+      set_gradient_buckets(DTensor(parameters[0]).mesh().world(),
+                           {.max_bytes = 4096, .reduce_dtype = torch::kDouble, .overlap = true, .order = order});
+    }
+    for (int i = 0; i < kSteps; ++i) {
+      optimizer.zero_grad();
+      const auto x = model->tokens(batches.ids[i]);
+      const auto first = [&model](const torch::Tensor& in) { return model->run_blocks(in, 0, 1); };
+      const auto y = model->run_blocks(checkpoint(first, x), 1, model->blocks->size());
+      mean_loss(model->head(model->norm(y)), batches.targets[i]).backward();
+      torch::nn::utils::clip_grad_norm_(model->parameters(), 0.1);
+      optimizer.step();
+    }
+    return std::vector<torch::Tensor>();
+  });
+}
+
 TEST_CASE("autocast to bfloat16 trains float32 parameters as on one device, under every kind of parallelism") {
   check_recipe<Llama>(make_llama, kinds_of_llama(),
                       [](Llama& model, const Batches& batches) {
