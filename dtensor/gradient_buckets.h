@@ -35,8 +35,9 @@ struct GradientBucketOptions {
   // A full bucket, or group of fully_shard(), only begins its reduction, and backward() waits for all of them before it
   // returns. Reading such a .grad earlier, as in a hook, waits for its sum; other handles of its memory see that when
   // backward() returns, and a .grad of a fully_shard() group from before the backward is put aside until then. If one
-  // fails, none counts: all are as before the backward. The collective goes on while operators run where redistribute()
-  // with async_op does so: not on GPUs yet, and not for a bucket with a gradient that takes several collectives.
+  // fails, all gradients of buckets are as before the backward, but those that were Partial then, or need no reduction.
+  // Their parts and casts stay alive until then, whatever max_bytes. The collective goes on while operators run where
+  // redistribute() with async_op does so: not on GPUs yet, and not for a bucket with a gradient that takes several.
   bool overlap = false;
   // These parameters fill buckets of up to max_bytes in this order, and each bucket is reduced when the last of its
   // gradients has arrived, or at the end of the backward if some parameter got none: where buckets end then does not

@@ -3,10 +3,10 @@
 // A data-parallel step would call one all-reduce for each parameter. Instead, the gradients of one backward() stay
 // Partial in a bucket of up to gradient_bucket_bytes(world), which counts the largest local tensor of each, so that all
 // ranks close it at the same gradient. When it is full, and at the end of the backward, its gradients are redistributed
-// to their parameters' layouts in as few collectives as possible. The bucket takes no extra memory: a gradient larger
-// than the parameter's local tensor (of a sharded parameter) is reduced at once. Gradients of a LeafGroup wait for the
-// last one of their group, and are reduced then; those of fully_shard() whatever their size. With overlap a reduction
-// only begins then, and is waited for at the end of the backward.
+// to their parameters' layouts in as few collectives as possible. Without overlap it takes no extra memory: a gradient
+// larger than the parameter's local tensor (of a sharded parameter) is reduced at once. Gradients of a LeafGroup wait
+// for the last one of their group, and are reduced then; those of fully_shard() whatever their size. With overlap a
+// reduction only begins then, and is waited for at the end of the backward.
 //
 // Gradients of embedding tables that need the rows of the whole batch are deferred, too: the rows for all tables come
 // in one collective. Until then their inputs stay alive, up to the size of a bucket.

@@ -30,7 +30,12 @@ void begin_to_reduce(WaitingGradients& waiting, bool async) {
   }
 }
 
-void wait_until_reduced(const WaitingGradients& waiting) { wait_for_sums(leaves_of(waiting)); }
+void wait_until_reduced(const WaitingGradients& waiting) {
+  wait_for_sums(leaves_of(waiting));
+  for (const WaitingGradient& w : waiting) {
+    if (w.sum.defined()) meta_for_write(w.sum);  // also where a hook has replaced .grad: its error must not be lost
+  }
+}
 
 void take_sums(const WaitingGradients& waiting) {
   close_gradients(leaves_of(waiting));
