@@ -282,13 +282,7 @@ TEST_CASE("OverlapCommunication: a sequence-parallel transformer trains as on on
     model->to(torch::kDouble);
     return model;
   };
-  const ParallelPlan plan{{"embed", RowwiseParallel({.output = Shard(1)})},
-                          {"*norm", SequenceParallel()},
-                          {"layers.*.attn.w[qkv]", ColwiseParallel()},
-                          {"layers.*.attn.wo", RowwiseParallel({.output = Shard(1)})},
-                          {"*.mlp.up", ColwiseParallel()},
-                          {"*.mlp.down", RowwiseParallel({.output = Shard(1)})},
-                          {"head", ColwiseParallel()}};
+  const ParallelPlan plan = testing::sequence_parallel_plan();
   const Tensor ids = torch::arange(2 * 10).remainder(11).view({2, 10});
   LanguageModel plain = make();
   const Tensor expected = plain(ids);

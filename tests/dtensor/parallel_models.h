@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "dtensor/parallel_style.h"
 #include "dtensor/redistribute.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
@@ -94,5 +95,16 @@ struct LanguageModelImpl : nn::Module {
   nn::Linear head;
 };
 TORCH_MODULE(LanguageModel);
+
+// Styles of a LanguageModel with activations sharded by positions between the layers.
+inline ParallelPlan sequence_parallel_plan() {
+  return {{"embed", RowwiseParallel({.output = Shard(1)})},
+          {"*norm", SequenceParallel()},
+          {"layers.*.attn.w[qkv]", ColwiseParallel()},
+          {"layers.*.attn.wo", RowwiseParallel({.output = Shard(1)})},
+          {"*.mlp.up", ColwiseParallel()},
+          {"*.mlp.down", RowwiseParallel({.output = Shard(1)})},
+          {"head", ColwiseParallel()}};
+}
 
 }  // namespace dtensor::testing

@@ -20,18 +20,9 @@ using testing::batch_on;
 using testing::error_text;
 using testing::HandNorm;
 using testing::LanguageModel;
+using testing::sequence_parallel_plan;
 using testing::style_meshes;
 using torch::Tensor;
-
-ParallelPlan sequence_parallel_plan() {
-  return {{"embed", RowwiseParallel({.output = Shard(1)})},
-          {"*norm", SequenceParallel()},
-          {"layers.*.attn.w[qkv]", ColwiseParallel()},
-          {"layers.*.attn.wo", RowwiseParallel({.output = Shard(1)})},
-          {"*.mlp.up", ColwiseParallel()},
-          {"*.mlp.down", RowwiseParallel({.output = Shard(1)})},
-          {"head", ColwiseParallel()}};
-}
 
 using Counts = std::map<std::string, int64_t>;
 
