@@ -22,10 +22,10 @@ def reader_target(name, deps, srcs = []):
         timeout = "moderate",
         srcs = sources,
         args = ["$(location %s)" % f for f in corpus],
-        copts = precompiled("tests"),
+        copts = precompiled("tests_libtorch"),
         data = corpus,
         linkstatic = True,
-        deps = deps + [":run_corpus", "//tools/precompiled:tests"],
+        deps = deps + [":run_corpus", "//tools/precompiled:tests_libtorch"],
     )
     cc_binary(
         name = name + "_fuzz",
