@@ -1,5 +1,7 @@
 // The headers of the library's sources that are slowest to parse and most used. clang reads only the parts that a
 // source uses.
+#pragma once
+
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
@@ -28,3 +30,4 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/types/span.h"
+#include "tools/precompiled/core_templates.h"

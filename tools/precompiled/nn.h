@@ -1,7 +1,5 @@
-// Headers included by tests of models.
+// The same for tests of models.
 #pragma once
 
-#include <torch/nn.h>
-#include <torch/optim.h>
-
+#include "tools/precompiled/nn_libtorch.h"
 #include "tools/precompiled/tests.h"

@@ -26,10 +26,17 @@ _CLANG = struct(suffix = ".pch", flags = ["-fpch-instantiate-templates", "-Xclan
 # By Bazel's name for the compiler that it found.
 _FORMS = {"clang": _CLANG, "compiler": _GCC, "gcc": _GCC}
 
+def _base_flags(ctx, toolchain):
+    # g++ takes no parsed form for the making of another: it parses what the header includes of the base.
+    if not ctx.attr.base or toolchain.compiler != "clang":
+        return []
+    return ["-include", [f.path for f in ctx.attr.base[DefaultInfo].files.to_list() if f.extension == "h"][0]]
+
 def _precompiled_header_impl(ctx):
     header = ctx.actions.declare_file(ctx.label.name + ".pch.h")
     toolchain = find_cpp_toolchain(ctx)
-    included = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps])
+    deps = ctx.attr.deps + ([ctx.attr.base] if ctx.attr.base else [])
+    included = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in deps])
     context = included.compilation_context
     outputs = [header]
     form = _FORMS.get(toolchain.compiler)
@@ -61,7 +68,7 @@ def _precompiled_header_impl(ctx):
         )
         ctx.actions.run(
             executable = toolchain.compiler_executable,
-            arguments = flags + form.flags +
+            arguments = flags + form.flags + _base_flags(ctx, toolchain) +
                         ["-x", "c++-header", "-c", ctx.file.header.path, "-o", precompiled.path],
             env = cc_common.get_environment_variables(
                 feature_configuration = features,
@@ -88,6 +95,10 @@ precompiled_header = rule(
     implementation = _precompiled_header_impl,
     attrs = {
         "header": attr.label(allow_single_file = [".h"], mandatory = True),
+        "base": attr.label(
+            doc = "Another precompiled header, whose header this one includes: clang parses only what comes on top of it.",
+            providers = [CcInfo],
+        ),
         "deps": attr.label_list(providers = [CcInfo]),
         # As the sources have them: g++ passes over what was compiled for other flags, and warns.
         "copts": attr.string_list(),

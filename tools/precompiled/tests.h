@@ -1,24 +1,13 @@
-// Headers of LibTorch and other libraries included by tests, except torch/nn.h: it costs every test 3 s, even those
-// that do not use it; the headers here cost nothing if unused.
+// This library's headers that tests include most.
 #pragma once
 
-#include <ATen/ATen.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
-#include <torch/autograd.h>
-#include <torch/library.h>
-#include <torch/types.h>
-
-#include <functional>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <optional>
-#include <set>
-#include <sstream>
-#include <string>
-#include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <vector>
-
-#include "tests/testing/catch_torch.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_handle.h"
+#include "dtensor/factories.h"
+#include "dtensor/from_local.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
+#include "mesh/device_mesh.h"
+#include "observe/comm_debug_mode.h"
+#include "placement/placement.h"
+#include "tools/precompiled/tests_libtorch.h"
