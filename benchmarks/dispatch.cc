@@ -5,7 +5,7 @@
 //   ./bazelw run //benchmarks:dispatch
 //
 // The process owns one of eight ranks, whose local tensors are as large as the plain ones. With --count it only makes
-// one call of each kind, whose instructions instructions.py counts.
+// one call of each kind, and five redistributions for 256 ranks, whose instructions instructions.py counts.
 #include <ATen/Parallel.h>
 #include <ATen/ops/embedding.h>
 #include <ATen/ops/randn.h>
@@ -23,7 +23,7 @@
 #include "dtensor/dtensor.h"
 #include "tools/flags.h"
 
-ABSL_FLAG(bool, count, false, "only one call of each kind, for valgrind to count instructions");
+ABSL_FLAG(bool, count, false, "only calls for valgrind to count instructions");
 
 namespace dtensor::benchmarks {
 namespace {
@@ -143,7 +143,32 @@ void time_chain(Gates& gates) {
   }
 }
 
-int count_operators() {
+struct Inputs {
+  at::Tensor replicated, first_addends, second_addends;
+};
+
+Inputs inputs(const DeviceMesh& mesh, int64_t size) {
+  return {zeros({size, size}, mesh, {Replicate()}), zeros({size, size}, mesh, {Partial()}),
+          zeros({size, size}, mesh, {Partial()})};
+}
+
+void redistribute_all(const Inputs& t) {
+  const at::Tensor rows = redistribute(t.replicated, {Shard(0)});
+  const at::Tensor columns = redistribute(rows, {Shard(1)});
+  redistribute(columns, {Replicate()});
+  redistribute(t.first_addends, {Replicate()});
+  redistribute(t.second_addends, {Shard(0)});
+}
+
+// Once, for layouts that were never seen before; the code itself has run already, for another size.
+void count_redistributions() {
+  const DeviceMesh mesh(World::abstract(256), {256}, {"x"});
+  redistribute_all(inputs(mesh, 1024));
+  const Inputs fresh = inputs(mesh, 4096);
+  count_instructions("five redistributions", [&] { redistribute_all(fresh); });
+}
+
+void count_operators() {
   const at::NoGradGuard no_grad;
   const Layout layout = layouts()[1];
   for (const Operator& op : operators()) {
@@ -153,12 +178,17 @@ int count_operators() {
     count_instructions("plain " + op.name, plain);
     count_instructions(op.name, ours);
   }
+}
+
+int count() {
+  count_operators();
+  count_redistributions();
   return 0;
 }
 
 int run() {
   at::set_num_threads(1);
-  if (absl::GetFlag(FLAGS_count)) return count_operators();
+  if (absl::GetFlag(FLAGS_count)) return count();
   Gates gates;
   time_operators(gates);
   time_chain(gates);

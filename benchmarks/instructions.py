@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Counts the instructions of calls with valgrind: unlike times, they are nearly the same on every run and machine.
 
-    instructions.py [--no-worse] [--json FILE] PROGRAM...
+    instructions.py [--no-worse] [--json FILE] PROGRAM
 
-Each PROGRAM has a flag --count, with which it makes calls by count_instructions() of measure.h, which prints their names. A gate
+PROGRAM has a flag --count, with which it makes calls by count_instructions() of measure.h, which prints their names. A gate
 is the goal for a call; with --no-worse, for tests, it is what the call took when this was last edited, and a little more.
 """
 
@@ -58,23 +58,22 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--no-worse", action="store_true")
     parser.add_argument("--json")
-    parser.add_argument("programs", nargs="+")
+    parser.add_argument("program")
     arguments = parser.parse_args()
     rows = Rows(arguments.json)
     if not shutil.which("valgrind"):
         rows.skip("instructions", "there is no valgrind")
         return rows.exit_code()
-    for program in arguments.programs:
-        plain = {}
-        for name, instructions in count(program):
-            if name.startswith("plain "):
-                plain[name[len("plain "):]] = instructions
-                continue
-            base = plain.get(name)
-            most = LIMITS[name][1 if arguments.no_worse else 0] + (base or 0)
-            rows.add(f"instructions of {name}", instructions / base if base else None,
-                     f"at most {most} instructions", 0 < instructions <= most, peer="plain LibTorch" if base else "",
-                     unit="instructions", theirs=base, ours=instructions)
+    plain = {}
+    for name, instructions in count(arguments.program):
+        if name.startswith("plain "):
+            plain[name[len("plain "):]] = instructions
+            continue
+        base = plain.get(name)
+        most = LIMITS[name][1 if arguments.no_worse else 0] + (base or 0)
+        rows.add(f"instructions of {name}", instructions / base if base else None,
+                 f"at most {most} instructions", 0 < instructions <= most, peer="plain LibTorch" if base else "",
+                 unit="instructions", theirs=base, ours=instructions)
     return rows.exit_code()
 
 
