@@ -257,13 +257,13 @@ TEST_CASE("an input that was written to in place after checkpoint() is an error 
   const Tensor x = batch().requires_grad_() * 1;
   const Tensor y = checkpoint([](const Tensor& t) { return t.exp(); }, x);
   x.add_(1);
-  CHECK_THROWS_WITH(y.sum().backward(), Catch::Matchers::Contains("input 0 of the function, Double [8, 6]"));
+  CHECK_THROWS_WITH(y.sum().backward(), Catch::Contains("input 0 of the function, Double [8, 6]"));
 }
 
 TEST_CASE("a tensor that an operator of the function saved, and that is written to in place later, is an error") {
   const Tensor x = batch().requires_grad_();
   const Tensor y = checkpoint([](const Tensor& t) { return t.exp().add_(1); }, x);
-  CHECK_THROWS_WITH(y.sum().backward(), Catch::Matchers::Contains("after an operator had saved it for backward"));
+  CHECK_THROWS_WITH(y.sum().backward(), Catch::Contains("after an operator had saved it for backward"));
 }
 
 TEST_CASE("grad() of operators of the checkpointed function inside the function is an error that says so") {
@@ -271,7 +271,7 @@ TEST_CASE("grad() of operators of the checkpointed function inside the function 
   const auto function = [](const Tensor& t) {
     return torch::autograd::grad({t.exp().sum()}, {t}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
   };
-  CHECK_THROWS_WITH(checkpoint(function, x), Catch::Matchers::Contains("inside the checkpointed function"));
+  CHECK_THROWS_WITH(checkpoint(function, x), Catch::Contains("inside the checkpointed function"));
 }
 
 TEST_CASE("under autocast to bfloat16, a checkpoint computes in bfloat16 again in a backward without autocast") {
@@ -305,8 +305,8 @@ TEST_CASE("a checkpointed function that saves another shape in backward is an er
   const Tensor x = batch().requires_grad_();
   const auto function = [&](const Tensor& t) { return (++calls == 1 ? t : t.narrow(0, 0, 3)).exp().sum(); };
   const Tensor loss = checkpoint(function, x);
-  CHECK_THROWS_WITH(loss.backward(), Catch::Matchers::Contains("[checkpoint]") &&
-                                         Catch::Matchers::Contains("Double [3, 6], and was Double [8, 6]"));
+  CHECK_THROWS_WITH(loss.backward(),
+                    Catch::Contains("[checkpoint]") && Catch::Contains("Double [3, 6], and was Double [8, 6]"));
 }
 
 TEST_CASE("a checkpointed function that saves fewer tensors in backward is an error with both numbers") {
@@ -314,7 +314,7 @@ TEST_CASE("a checkpointed function that saves fewer tensors in backward is an er
   const Tensor x = batch().requires_grad_();
   const auto function = [&](const Tensor& t) { return ++calls == 1 ? t.exp().tanh() : t.exp(); };
   const Tensor loss = checkpoint(function, x).sum();
-  CHECK_THROWS_WITH(loss.backward(), Catch::Matchers::Contains("saves 1 tensors, and saved 2"));
+  CHECK_THROWS_WITH(loss.backward(), Catch::Contains("saves 1 tensors, and saved 2"));
 }
 
 TEST_CASE("an error of the function in backward passes on, and the next backward computes the part again") {
@@ -325,7 +325,7 @@ TEST_CASE("an error of the function in backward passes on, and the next backward
     return t.exp();
   };
   const Tensor loss = checkpoint(function, x).sum();
-  CHECK_THROWS_WITH(loss.backward({}, /*retain_graph=*/true), Catch::Matchers::Contains("no disk"));
+  CHECK_THROWS_WITH(loss.backward({}, /*retain_graph=*/true), Catch::Contains("no disk"));
   loss.backward();
   CHECK(torch::equal(x.grad(), batch().exp()));
 }

@@ -300,7 +300,7 @@ TEST_CASE("the parts of a distributed tensor are reduced by all_reduce, and grad
 }
 
 TEST_CASE("tensors that do not fit the mesh or one another are errors that name function, rank and shapes") {
-  using Catch::Matchers::Contains;
+  using Catch::Contains;
   const DeviceMesh mesh = line();
   const Tensors four = parts_of({2, 2, 2, 2});
   CHECK_THROWS_WITH(all_reduce(parts_of({2, 2}), mesh, "tp"), Contains("[all_reduce] 2 tensors") && Contains("owns 4"));

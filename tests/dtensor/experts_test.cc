@@ -344,7 +344,7 @@ TEST_CASE("_grouped_mm of a rank's rows, weights and offsets is the product of e
 }
 
 TEST_CASE("arguments that do not fit are errors that name them", "[experts]") {
-  using Catch::Matchers::Contains;
+  using Catch::Contains;
   const DeviceMesh mesh(world(), {2, 2}, {"dp", "ep"});
   const Placements rows{Shard(0), Shard(0)};
   const Tensor x = distribute_tensor(numbers({8, 4}, 0), mesh, rows);
@@ -393,9 +393,8 @@ TEST_CASE("an id that is no expert is the same error on all ranks of its group",
     ids[5] = wrong;
     const Tensor x = distribute_tensor(numbers({8, 4}, 0), mesh, {Shard(0)}),
                  on = distribute_tensor(ids, mesh, {Shard(0)});
-    CHECK_THAT(
-        error_text([&] { moe_dispatch(x, on, {weight}, "ep"); }),
-        Catch::Matchers::Contains("expert_ids: rank 2 has 1 that are negative or not below the number of experts, 4"));
+    CHECK_THAT(error_text([&] { moe_dispatch(x, on, {weight}, "ep"); }),
+               Catch::Contains("expert_ids: rank 2 has 1 that are negative or not below the number of experts, 4"));
     CHECK(moe_dispatch(x, on.clamp(0, 3), {weight}, "ep").rows[0].size(1) == 4);  // the mesh is usable
   }
 }

@@ -47,7 +47,7 @@ TEST_CASE("a step of three slots has the positions, targets, mask and last colum
 }
 
 TEST_CASE("steps that do not fit the slots are errors that name slot and number", "[kv_cache]") {
-  using Catch::Matchers::Contains;
+  using Catch::Contains;
   CHECK_THAT(error_text([] { SequenceSlots(0, 4); }), Contains("slots is 0"));
   CHECK_THAT(error_text([] { SequenceSlots(1, 0); }), Contains("capacity is 0"));
   SequenceSlots slots(2, 4);
@@ -225,12 +225,12 @@ TEST_CASE("clear removes the nan of an earlier sequence in a slot", "[kv_cache]"
     CHECK_FALSE(cache.keys().narrow(2, 0, 4).isnan().any().item<bool>());
     CHECK(cache.values().narrow(2, 0, 4).abs().sum().item<float>() == 0);
     CHECK_FALSE(has_nan());
-    CHECK_THAT(error_text([&] { cache.clear(2); }), Catch::Matchers::Contains("slot is 2: 0 to 1"));
+    CHECK_THAT(error_text([&] { cache.clear(2); }), Catch::Contains("slot is 2: 0 to 1"));
   }
 }
 
 TEST_CASE("keys that do not fit the step or the cache are errors, and nothing is written", "[kv_cache]") {
-  using Catch::Matchers::Contains;
+  using Catch::Contains;
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   SequenceSlots slots(2, 4);
   slots.join();
@@ -254,7 +254,7 @@ TEST_CASE("keys that do not fit the step or the cache are errors, and nothing is
 }
 
 TEST_CASE("keys, values and a step that are not on one mesh are errors, and the cache is usable", "[kv_cache]") {
-  using Catch::Matchers::Contains;
+  using Catch::Contains;
   const at::NoGradGuard no_grad;
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   SequenceSlots slots(2, 4);

@@ -78,13 +78,13 @@ TEST_CASE("a schedule may split the backward of some stages only, each once") {
   CHECK(schedule.simulate().seconds == 1 + 1 + 1 + 2);
   schedule.actions[1].pop_back();
   CHECK_THROWS_WITH(schedule.simulate(),
-                    Catch::Matchers::Contains("lacks the backward to the parameters of micro-batch 0 in stage 1"));
+                    Catch::Contains("lacks the backward to the parameters of micro-batch 0 in stage 1"));
   schedule = zero_bubble_schedule(2, 1);
   schedule.actions[1].push_back({ScheduleKind::kBackward, 1, 0});
-  CHECK_THROWS_WITH(schedule.simulate(), Catch::Matchers::Contains("twice: as a whole and split"));
+  CHECK_THROWS_WITH(schedule.simulate(), Catch::Contains("twice: as a whole and split"));
   schedule = zero_bubble_schedule(2, 1);
   std::swap(schedule.actions[1][1], schedule.actions[1][2]);
-  CHECK_THROWS_WITH(schedule.simulate(), Catch::Matchers::Contains("rank 0 would wait forever"));
+  CHECK_THROWS_WITH(schedule.simulate(), Catch::Contains("rank 0 would wait forever"));
 }
 
 TEST_CASE("1F1B keeps at most p - r micro-batches in flight on rank r, GPipe keeps all") {
@@ -140,31 +140,31 @@ TEST_CASE("a schedule whose ranks wait for one another forever is an error that 
   PipelineSchedule schedule = one_f_one_b_schedule(2, 1);
   std::swap(schedule.actions[1][0], schedule.actions[1][1]);
   CHECK_THROWS_WITH(schedule.simulate(),
-                    Catch::Matchers::Contains("would wait forever for what the backward of micro-batch 0 in stage 0"));
+                    Catch::Contains("would wait forever for what the backward of micro-batch 0 in stage 0"));
 }
 
 TEST_CASE("a schedule with an action missing, twice or on another rank is an error that names the action") {
   PipelineSchedule missing = gpipe_schedule(2, 2);
   missing.actions[0].pop_back();
-  CHECK_THROWS_WITH(missing.simulate(), Catch::Matchers::Contains("lacks the backward of micro-batch 1 in stage 0"));
+  CHECK_THROWS_WITH(missing.simulate(), Catch::Contains("lacks the backward of micro-batch 1 in stage 0"));
   PipelineSchedule twice = gpipe_schedule(2, 2);
   twice.actions[1].push_back(twice.actions[1][0]);
-  CHECK_THROWS_WITH(twice.simulate(), Catch::Matchers::Contains("has the forward of micro-batch 0 in stage 1 twice"));
+  CHECK_THROWS_WITH(twice.simulate(), Catch::Contains("has the forward of micro-batch 0 in stage 1 twice"));
   PipelineSchedule elsewhere = gpipe_schedule(2, 2);
   std::swap(elsewhere.actions[0], elsewhere.actions[1]);
-  CHECK_THROWS_WITH(elsewhere.simulate(), Catch::Matchers::Contains("which is on rank 1"));
+  CHECK_THROWS_WITH(elsewhere.simulate(), Catch::Contains("which is on rank 1"));
 }
 
 TEST_CASE("numbers of ranks and micro-batches that do not fit are errors with the number") {
-  CHECK_THROWS_WITH(gpipe_schedule(2, 2).simulate({.forward = -1}), Catch::Matchers::Contains("a time is negative"));
-  CHECK_THROWS_WITH(gpipe_schedule(2, 2).peak_in_flight(2), Catch::Matchers::Contains("there is no rank 2"));
+  CHECK_THROWS_WITH(gpipe_schedule(2, 2).simulate({.forward = -1}), Catch::Contains("a time is negative"));
+  CHECK_THROWS_WITH(gpipe_schedule(2, 2).peak_in_flight(2), Catch::Contains("there is no rank 2"));
   CHECK(gpipe_schedule(2, 2).simulate({.forward = 0, .backward = 0}).bubble == 0);
   CHECK_THROWS_WITH(zero_bubble_schedule(2, 2).simulate({.backward_weight = -1}),
-                    Catch::Matchers::Contains("backward_weight -1"));
-  CHECK_THROWS_WITH(zero_bubble_schedule(2, 0), Catch::Matchers::Contains("micro_batches is 0"));
-  CHECK_THROWS_WITH(gpipe_schedule(0, 2), Catch::Matchers::Contains("ranks is 0"));
-  CHECK_THROWS_WITH(one_f_one_b_schedule(2, -1), Catch::Matchers::Contains("micro_batches is -1"));
-  CHECK_THROWS_WITH(interleaved_schedule(4, 2, 6), Catch::Matchers::Contains("must be a multiple of ranks, 4"));
+                    Catch::Contains("backward_weight -1"));
+  CHECK_THROWS_WITH(zero_bubble_schedule(2, 0), Catch::Contains("micro_batches is 0"));
+  CHECK_THROWS_WITH(gpipe_schedule(0, 2), Catch::Contains("ranks is 0"));
+  CHECK_THROWS_WITH(one_f_one_b_schedule(2, -1), Catch::Contains("micro_batches is -1"));
+  CHECK_THROWS_WITH(interleaved_schedule(4, 2, 6), Catch::Contains("must be a multiple of ranks, 4"));
 }
 
 }  // namespace

@@ -236,7 +236,7 @@ TEST_CASE("a pipeline over stages with meshes of different dims takes the layout
                                        {two, [&](const Tensor& x) { return x.mm(second); }, {second}, {}}};
   const Tensor x = distribute_tensor(torch::ones({4, 4}, torch::kDouble), one);
   CHECK_THROWS_WITH(Pipeline(stages, gpipe_schedule(2, 1)).forward({x}),
-                    Catch::Matchers::Contains("give the stage input_placements"));
+                    Catch::Contains("give the stage input_placements"));
   stages[1].input_placements = {Shard(0), Replicate()};
   Pipeline pipeline(stages, gpipe_schedule(2, 1));
   CHECK(DTensor(pipeline.forward({x})[0]).placements() == Placements{Shard(0), Replicate()});
@@ -267,30 +267,28 @@ TEST_CASE("stages, inputs and losses that do not fit the schedule or the meshes 
   Piped piped;
   const auto stages = pipeline_stages(*piped.model, {0, 3}, piped.meshes);
   CHECK_THROWS_WITH(Pipeline(stages, gpipe_schedule(3, 2)),
-                    Catch::Matchers::Contains("2 stages, and the schedule GPipe is for 3"));
+                    Catch::Contains("2 stages, and the schedule GPipe is for 3"));
   auto swapped = pipeline_stages(*make_layers(), {0, 2, 4, 6}, piped.meshes);
   std::swap(swapped[2].mesh, swapped[3].mesh);
   CHECK_THROWS_WITH(Pipeline(swapped, interleaved_schedule(2, 2, 2)),
-                    Catch::Matchers::Contains("stages 0 and 2 are on one pipeline rank"));
+                    Catch::Contains("stages 0 and 2 are on one pipeline rank"));
   Pipeline pipeline(stages, gpipe_schedule(2, 2));
   const auto loss = [](const Tensor& y, int64_t) { return y.sum(); };
-  CHECK_THROWS_WITH(pipeline.step(piped.inputs(1), loss),
-                    Catch::Matchers::Contains("1 inputs, and the schedule has 2"));
+  CHECK_THROWS_WITH(pipeline.step(piped.inputs(1), loss), Catch::Contains("1 inputs, and the schedule has 2"));
   CHECK_THROWS_WITH(pipeline.step({micro_batch(0), micro_batch(1)}, loss),
-                    Catch::Matchers::Contains("the input of stage 0 is a plain tensor"));
+                    Catch::Contains("the input of stage 0 is a plain tensor"));
   const auto plain_loss = [](const Tensor& y, int64_t) { return full_tensor(y).sum(); };
   CHECK_THROWS_WITH(pipeline.step(piped.inputs(2), plain_loss),
-                    Catch::Matchers::Contains("the loss of stage 1 is a plain tensor"));
+                    Catch::Contains("the loss of stage 1 is a plain tensor"));
   CHECK_THROWS_WITH(pipeline.step(piped.inputs(2), [](const Tensor& y, int64_t) { return y; }),
-                    Catch::Matchers::Contains("the loss of micro-batch 0 has the shape [4, 4]"));
+                    Catch::Contains("the loss of micro-batch 0 has the shape [4, 4]"));
   CHECK_THROWS_WITH(pipeline_stages(*piped.model, {0, 5}, piped.meshes),
-                    Catch::Matchers::Contains("Two stages cannot share a weight"));
+                    Catch::Contains("Two stages cannot share a weight"));
   CHECK_THROWS_WITH(pipeline_stages(*piped.model, {0, 3, 3}, piped.meshes),
-                    Catch::Matchers::Contains("first_modules is [0, 3, 3]"));
-  CHECK_THROWS_WITH(pipeline_stages(*piped.model, {0, 7}, piped.meshes),
-                    Catch::Matchers::Contains("number of modules, 7"));
+                    Catch::Contains("first_modules is [0, 3, 3]"));
+  CHECK_THROWS_WITH(pipeline_stages(*piped.model, {0, 7}, piped.meshes), Catch::Contains("number of modules, 7"));
   CHECK_THROWS_WITH(pipeline_meshes(DeviceMesh(World::local(2), {2}, {"pp"}), "pp"),
-                    Catch::Matchers::Contains("give it one of size 1"));
+                    Catch::Contains("give it one of size 1"));
 }
 
 }  // namespace

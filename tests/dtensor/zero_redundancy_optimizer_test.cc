@@ -301,7 +301,7 @@ TEST_CASE("closures, learning rate schedulers, frozen parameters and GradScaler 
 }
 
 TEST_CASE("a mesh dim that no parameter has is an error that names the meshes") {
-  using Catch::Matchers::Contains;
+  using Catch::Contains;
   using Zero = ZeroRedundancyOptimizer<torch::optim::SGD>;
   Distributed d;
   CHECK_THROWS_WITH(Zero({.mesh_dim = "pp"}, d.model->parameters(), 0.1),
