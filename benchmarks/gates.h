@@ -12,9 +12,9 @@ namespace dtensor::benchmarks {
 
 // A call of this library next to another way of doing the same. Not a number: no such figure.
 struct Comparison {
-  std::string workload;  // "add of 10 x 10, S(0) on mesh(8)"
-  std::string peer;      // the other way: "plain LibTorch", "Gloo"
-  std::string unit;      // of the three below: "us"
+  std::string workload;   // "add of 10 x 10, S(0) on mesh(8)"
+  std::string peer = "";  // the other way: "plain LibTorch", "Gloo"
+  std::string unit = "";  // of the three below: "us"
   double theirs = NAN;
   double ours = NAN;
   double limit = NAN;  // the least that this machine allows

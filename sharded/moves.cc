@@ -40,7 +40,7 @@ AnyShardingSpec moved_spec(const AnyShardingSpec& spec, const ShardedTensorMetad
 
 struct Target {
   std::optional<c10::Device> device;
-  std::optional<c10::ScalarType> dtype;
+  std::optional<c10::ScalarType> dtype = std::nullopt;
   bool copy = false, non_blocking = false;
   ProcessGroup group;
 };

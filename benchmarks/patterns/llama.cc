@@ -54,7 +54,7 @@ Pattern llama_generation(const DeviceMesh& mesh, int64_t scale) {
   const int64_t n = mesh.size("tp"), length = 16 * scale;
   struct State {
     examples::Llama model{nullptr};
-    at::Tensor ids;
+    at::Tensor ids = {};
     SequenceSlots slots;
     std::vector<KVCache> caches;
   };
