@@ -10,6 +10,7 @@ using TestEventListenerBase = EventListenerBase;
 using Matchers::EndsWith;
 using Matchers::Equals;
 using Matchers::MatcherBase;
+using Matchers::Matches;
 using Matchers::StartsWith;
 inline auto Contains(const std::string& part) { return Matchers::ContainsSubstring(part); }
 }  // namespace Catch
