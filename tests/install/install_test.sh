@@ -161,10 +161,11 @@ fi
 with_bazel() {
   local tree name options=()
   is_long || options=(--nobuild)
+  case $(bazel --version) in 'bazel '[1-6].* | 'bazel no_version') ;; *) options+=(--noenable_bzlmod) ;; esac # as in bazelw
   tree=$(dirname "$(dirname "$(readlink -f docs/install.md)")")
-  for name in rules_cc="$tree/third_party/rules_cc" remote_coverage_tools="$tree/third_party/coverage_tools" \
-    rules_java=/usr/share/bazel/rules/java rules_proto=/usr/share/bazel/rules/proto \
-    platforms=/usr/share/bazel/tools/platforms bazel_skylib=/usr/share/bazel/tools/skylib; do
+  for name in rules_cc="$tree/third_party/rules_cc" rules_python="$tree/third_party/rules_python" \
+    remote_coverage_tools="$tree/third_party/coverage_tools" \
+    rules_java=/usr/share/bazel/rules/java bazel_skylib=/usr/share/bazel/tools/skylib; do
     [ ! -d "${name#*=}" ] || options+=(--override_repository="$name")
   done
   # It runs for seconds only: to optimise Java code for longer runs takes as long as everything else.
