@@ -18,7 +18,8 @@ def precompiled(name):
     # From the root of the tree: clang does not look for the parsed form in its list of folders.
     return ["-include", "$(BINDIR)/tools/precompiled/%s.pch.h" % name, "-Winvalid-pch"]
 
-_GCC = struct(suffix = ".gch", flags = [])
+# g++ warns of #pragma once in a header that it precompiles.
+_GCC = struct(suffix = ".gch", flags = ["-w"])
 
 # Templates that the headers use are instantiated once, too. Not the times of files: a sandbox has links to them.
 _CLANG = struct(suffix = ".pch", flags = ["-fpch-instantiate-templates", "-Xclang", "-fno-pch-timestamp"])
