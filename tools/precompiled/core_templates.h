@@ -11,9 +11,6 @@
 
 namespace dtensor::internal::precompiled {
 
-template <auto function>
-struct Named {};
-
 // A call instantiates what it calls. It is compiled, but in no program.
 template <typename Class>
 void call_virtual_functions(Class& object, std::ostream& stream) {

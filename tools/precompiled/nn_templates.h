@@ -36,6 +36,9 @@ namespace dtensor::internal::precompiled {
   F(TransformerDecoder)
 // clang-format on
 
+template <auto function>
+struct Named {};
+
 // clone_ is private, but an explicit instantiation may name it. That instantiates it, as a module's is final.
 #define DTENSOR_NAME_CLONE(Module) template struct Named<&torch::nn::Cloneable<torch::nn::Module##Impl>::clone_>;
 DTENSOR_MODULES(DTENSOR_NAME_CLONE)

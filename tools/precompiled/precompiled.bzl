@@ -18,20 +18,19 @@ def precompiled(name):
     # From the root of the tree: clang does not look for the parsed form in its list of folders.
     return ["-include", "$(BINDIR)/tools/precompiled/%s.pch.h" % name, "-Winvalid-pch"]
 
-# g++ warns of #pragma once in a header that it precompiles.
-_GCC = struct(suffix = ".gch", flags = ["-w"])
+# g++ warns of #pragma once in a header that it precompiles. It takes no parsed form for the making of another: it parses what the
+# header includes of its base.
+_GCC = struct(suffix = ".gch", flags = ["-w"], takes_base = False)
 
 # Templates that the headers use are instantiated once, too. Not the times of files: a sandbox has links to them.
-_CLANG = struct(suffix = ".pch", flags = ["-fpch-instantiate-templates", "-Xclang", "-fno-pch-timestamp"])
+_CLANG = struct(
+    suffix = ".pch",
+    flags = ["-fpch-instantiate-templates", "-Xclang", "-fno-pch-timestamp"],
+    takes_base = True,
+)
 
 # By Bazel's name for the compiler that it found.
 _FORMS = {"clang": _CLANG, "compiler": _GCC, "gcc": _GCC}
-
-def _base_flags(ctx, toolchain):
-    # g++ takes no parsed form for the making of another: it parses what the header includes of the base.
-    if not ctx.attr.base or toolchain.compiler != "clang":
-        return []
-    return ["-include", [f.path for f in ctx.attr.base[DefaultInfo].files.to_list() if f.extension == "h"][0]]
 
 def _precompiled_header_impl(ctx):
     header = ctx.actions.declare_file(ctx.label.name + ".pch.h")
@@ -53,6 +52,9 @@ def _precompiled_header_impl(ctx):
             requested_features = ctx.features,
             unsupported_features = ctx.disabled_features,
         )
+        base_flags = []
+        if ctx.attr.base and form.takes_base:
+            base_flags = ["-include", [f.path for f in ctx.attr.base[DefaultInfo].files.to_list() if f.extension == "h"][0]]
         flags = cc_common.get_memory_inefficient_command_line(
             feature_configuration = features,
             action_name = CPP_COMPILE_ACTION_NAME,
@@ -69,7 +71,7 @@ def _precompiled_header_impl(ctx):
         )
         ctx.actions.run(
             executable = toolchain.compiler_executable,
-            arguments = flags + form.flags + _base_flags(ctx, toolchain) +
+            arguments = flags + form.flags + base_flags +
                         ["-x", "c++-header", "-c", ctx.file.header.path, "-o", precompiled.path],
             env = cc_common.get_environment_variables(
                 feature_configuration = features,
