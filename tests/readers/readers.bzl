@@ -3,6 +3,18 @@
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_test")
 load("//tools/precompiled:precompiled.bzl", "precompiled")
 
+def of_reader(alone, otherwise = ["//:dtensor"]):
+    """The deps of a target whose reader stands among other sources of the library.
+
+    Args:
+      alone: with --config=fuzz: a library of the reader's sources alone, so that it is compiled in minutes.
+      otherwise: what has the reader in all other builds.
+    """
+    return select({
+        "//tests/readers:fuzz": [alone],
+        "//conditions:default": otherwise,
+    })
+
 def reader_target(name, deps, srcs = []):
     """Makes of NAME_fuzz.cc:
 
