@@ -159,17 +159,17 @@ fi
 
 # The test needs no network: what Bazel would download for itself is what this tree has of it, or Debian.
 with_bazel() {
-  local tree name options=()
+  local tree name bazel_options options=()
   is_long || options=(--nobuild)
-  case $(bazel --version) in 'bazel '[1-6].* | 'bazel no_version') ;; *) options+=(--noenable_bzlmod) ;; esac # as in bazelw
   tree=$(dirname "$(dirname "$(readlink -f docs/install.md)")")
+  . "$tree/tools/bazel_options.sh"
   for name in rules_cc="$tree/third_party/rules_cc" rules_python="$tree/third_party/rules_python" \
     remote_coverage_tools="$tree/third_party/coverage_tools" \
     rules_java=/usr/share/bazel/rules/java bazel_skylib=/usr/share/bazel/tools/skylib; do
     [ ! -d "${name#*=}" ] || options+=(--override_repository="$name")
   done
   # It runs for seconds only: to optimise Java code for longer runs takes as long as everything else.
-  (cd "$work/workspace" && run bazel --batch --nohome_rc --output_user_root="$work/bazel" \
+  (cd "$work/workspace" && run bazel "${bazel_options[@]}" --batch --nohome_rc --output_user_root="$work/bazel" \
     --host_jvm_args=-XX:TieredStopAtLevel=1 --host_jvm_args=-XX:+UseSerialGC build //:all --copt=-O0 \
     --spawn_strategy=local --jobs=2 "${options[@]}")
 }
