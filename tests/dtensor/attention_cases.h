@@ -18,7 +18,7 @@ struct Sizes {
   int64_t batch = 2, heads = 4, key_heads = 4, length = 12, keys = 12, features = 3, out_features = 3;
 };
 
-struct Case {
+struct AttentionCase {
   Sizes sizes = {};
   bool causal = false;
   ContextParallelOptions options = {};
@@ -26,12 +26,12 @@ struct Case {
   bool boolean_mask = false;
 };
 
-inline torch::Tensor attention(const Tensors& t, const Case& c) {
+inline torch::Tensor attention(const Tensors& t, const AttentionCase& c) {
   return torch::scaled_dot_product_attention(t[0], t[1], t[2], t.size() > 3 ? std::optional(t[3]) : std::nullopt, 0.,
                                              c.causal, std::nullopt, c.sizes.heads != c.sizes.key_heads);
 }
 
-inline Tensors inputs_of(const Case& c, torch::ScalarType dtype = torch::kDouble) {
+inline Tensors inputs_of(const AttentionCase& c, torch::ScalarType dtype = torch::kDouble) {
   torch::manual_seed(5);
   const Sizes& s = c.sizes;
   Tensors inputs = {torch::randn({s.batch, s.heads, s.length, s.features}, dtype),

@@ -25,7 +25,7 @@ using torch::Tensor;
 
 Placements layout(const Tensor& t) { return spec_of(t)->placements(); }
 
-DeviceMesh mesh_of(int64_t ranks, bool abstract = false) {
+DeviceMesh line_of_ranks(int64_t ranks, bool abstract = false) {
   return DeviceMesh(abstract ? World::abstract(ranks) : World::local(ranks), {ranks}, {"tp"});
 }
 
@@ -46,7 +46,7 @@ bool close(const Tensor& t, const Tensor& plain) {
 
 TEST_CASE("cached layouts: a tensor and its views are reduced once", "[dtensor][cached_layouts]") {
   const bool abstract = GENERATE(false, true);
-  const auto [plain, p] = product(mesh_of(4, abstract), 6, 5);
+  const auto [plain, p] = product(line_of_ranks(4, abstract), 6, 5);
   CommDebugMode comm;
   CHECK(close(p.t().exp(), plain.t().exp()));
   CHECK(comm.total() == 1);
@@ -61,11 +61,11 @@ TEST_CASE("cached layouts: a tensor and its views are reduced once", "[dtensor][
 
 TEST_CASE("cached layouts: the base is reduced for many views, a small view alone", "[dtensor][cached_layouts]") {
   const bool abstract = GENERATE(false, true);
-  const auto [plain, p] = product(mesh_of(4, abstract), 32, 6);
+  const auto [plain, p] = product(line_of_ranks(4, abstract), 32, 6);
   CommDebugMode comm;
   for (int64_t i = 0; i < 32; ++i) CHECK(close(p[i].exp(), plain[i].exp()));
   CHECK(comm.total() == 1);
-  const auto [many, q] = product(mesh_of(4, abstract), 1 << 15, 64);
+  const auto [many, q] = product(line_of_ranks(4, abstract), 1 << 15, 64);
   comm.reset();
   CHECK(close(q[7].exp(), many[7].exp()));
   CHECK(comm.bytes() < 64 * 8 * 2);
@@ -73,7 +73,7 @@ TEST_CASE("cached layouts: the base is reduced for many views, a small view alon
 
 TEST_CASE("cached layouts: a redistribution is repeated after a write to local tensors, also a failed one",
           "[dtensor][cached_layouts]") {
-  const auto [plain, p] = product(mesh_of(2), 6, 5);
+  const auto [plain, p] = product(line_of_ranks(2), 6, 5);
   const auto write = [p = p] {
     for (const Tensor& part : meta_for_write(p).locals) part.zero_();
   };
@@ -91,7 +91,7 @@ TEST_CASE("cached layouts: a redistribution is repeated after a write to local t
 }
 
 TEST_CASE("cached layouts: a tensor is redistributed again after a write", "[dtensor][cached_layouts]") {
-  const auto [plain, p] = product(mesh_of(2), 6, 5);
+  const auto [plain, p] = product(line_of_ranks(2), 6, 5);
   CommDebugMode comm;
   p.exp();
   p.t().mul_(2);
@@ -106,7 +106,7 @@ TEST_CASE("cached layouts: a tensor is redistributed again after a write", "[dte
 
 TEST_CASE("cached layouts: views that conjugate or have other strides, and views of gathered tensors",
           "[dtensor][cached_layouts]") {
-  const DeviceMesh mesh = mesh_of(3);
+  const DeviceMesh mesh = line_of_ranks(3);
   torch::manual_seed(3);
   const Tensor parts = torch::randn({3, 4, 5}, torch::kComplexDouble);
   const Tensor p = from_local(parts.unbind(0), mesh, {Partial()});
@@ -127,7 +127,7 @@ TEST_CASE("cached layouts: views that conjugate or have other strides, and views
 }
 
 TEST_CASE("cached layouts: indices are gathered once for all tables", "[dtensor][cached_layouts]") {
-  const DeviceMesh mesh = mesh_of(4);
+  const DeviceMesh mesh = line_of_ranks(4);
   torch::manual_seed(4);
   const Tensor ids = torch::randint(16, {8, 3, 2}), table = torch::randn({16, 5}, torch::kDouble);
   const Tensor spread = distribute_tensor(ids, mesh, {Shard(0)}), rows = distribute_tensor(table, mesh, {Shard(0)});
@@ -140,7 +140,7 @@ TEST_CASE("cached layouts: indices are gathered once for all tables", "[dtensor]
 }
 
 TEST_CASE("cached layouts: the inputs of an operator move together", "[dtensor][cached_layouts]") {
-  const DeviceMesh mesh = mesh_of(4);
+  const DeviceMesh mesh = line_of_ranks(4);
   const Tensor a = torch::arange(24, torch::kDouble).view({4, 6}), b = a * 3 - 1;
   const Tensor x = distribute_tensor(a, mesh, {Shard(0)}), y = distribute_tensor(b, mesh, {Shard(0)});
   CommDebugMode comm;
@@ -180,7 +180,7 @@ TEST_CASE("cached layouts: a redistribution to another dim serves the tensor and
   const bool abstract = GENERATE(false, true);
   const int64_t ranks = GENERATE(3, 4);
   Tensor plain = matrices({5, 6, 6});
-  const Tensor x = distribute_tensor(plain, mesh_of(ranks, abstract), {Shard(1)});
+  const Tensor x = distribute_tensor(plain, line_of_ranks(ranks, abstract), {Shard(1)});
   CHECK(moves_for_inverse(x, plain) == 1);
   CHECK(layout(x) == Placements{Shard(1)});
   CHECK(moves_for_inverse(x.transpose(1, 2), plain.transpose(1, 2)) == 0);
@@ -197,7 +197,7 @@ TEST_CASE("cached layouts: for views with the same redistribution, the base is m
           "[dtensor][cached_layouts]") {
   const bool abstract = GENERATE(false, true);
   const Tensor plain = matrices({5, 3, 6, 6});
-  const Tensor x = distribute_tensor(plain, mesh_of(4, abstract), {Shard(2)});
+  const Tensor x = distribute_tensor(plain, line_of_ranks(4, abstract), {Shard(2)});
   int64_t total = 0;
   for (int64_t i = 0; i < 3; ++i) total += moves_for_inverse(x.select(1, i), plain.select(1, i));
   CHECK(total == 1);
@@ -206,7 +206,7 @@ TEST_CASE("cached layouts: for views with the same redistribution, the base is m
 }
 
 TEST_CASE("cached layouts: the base of several arguments of one operator moves once", "[dtensor][cached_layouts]") {
-  const DeviceMesh mesh = mesh_of(4);
+  const DeviceMesh mesh = line_of_ranks(4);
   const Tensor rows = torch::randn({8, 64, 512}, torch::kDouble), other = torch::randn({8, 512, 64}, torch::kDouble);
   const Tensor x = distribute_tensor(rows, mesh, {Shard(1)}), y = distribute_tensor(other, mesh, {Shard(2)});
   const Tensor z = distribute_tensor(rows, mesh, {Shard(1)});
@@ -222,7 +222,7 @@ TEST_CASE("cached layouts: the base of several arguments of one operator moves o
 }
 
 TEST_CASE("mutable layouts: an operator's result takes the layout of an added tensor", "[dtensor][mutable_layouts]") {
-  const DeviceMesh mesh = mesh_of(4);
+  const DeviceMesh mesh = line_of_ranks(4);
   const Tensor a = torch::randn({8, 3}, torch::kDouble), index = torch::tensor({1, 0, 5, 5, 2, 7, 1, 1});
   const Tensor x = distribute_tensor(a, mesh, {Shard(0)}), ids = distribute_tensor(index, mesh, {Shard(0)});
   CommDebugMode comm;
@@ -241,7 +241,7 @@ TEST_CASE("mutable layouts: an operator's result takes the layout of an added te
 
 TEST_CASE("mutable layouts: aliased tensors and those with a layout of the user keep it",
           "[dtensor][mutable_layouts]") {
-  const DeviceMesh mesh = mesh_of(4);
+  const DeviceMesh mesh = line_of_ranks(4);
   const Tensor a = torch::randn({8, 3}, torch::kDouble);
   const Tensor x = distribute_tensor(a, mesh, {Shard(0)});
   const auto made = [&] { return zeros({8, 3}, mesh, {}, {torch::kDouble}) * 1; };
@@ -268,7 +268,7 @@ TEST_CASE("mutable layouts: aliased tensors and those with a layout of the user 
 }
 
 TEST_CASE("mutable layouts: gradients flow through a tensor that changed its layout", "[dtensor][mutable_layouts]") {
-  const DeviceMesh mesh = mesh_of(2);
+  const DeviceMesh mesh = line_of_ranks(2);
   torch::manual_seed(6);
   Tensor w = torch::randn({3, 3}, torch::kDouble).requires_grad_(), x = torch::randn({4, 3}, torch::kDouble);
   Tensor h = torch::randn({4, 3}, torch::kDouble);
@@ -284,7 +284,7 @@ TEST_CASE("mutable layouts: gradients flow through a tensor that changed its lay
 TEST_CASE("cached layouts: layouts cached before a tensor has views are visible to later views",
           "[dtensor][cached_layouts]") {
   const bool abstract = GENERATE(false, true);
-  const auto [plain, p] = product(mesh_of(4, abstract), 8, 6);
+  const auto [plain, p] = product(line_of_ranks(4, abstract), 8, 6);
   CommDebugMode comm;
   CHECK(close(p.exp(), plain.exp()));
   const int64_t whole = comm.total();
@@ -294,7 +294,7 @@ TEST_CASE("cached layouts: layouts cached before a tensor has views are visible 
 }
 
 TEST_CASE("cached layouts: a write releases the cached layouts", "[dtensor][cached_layouts]") {
-  const DeviceMesh mesh = mesh_of(3);
+  const DeviceMesh mesh = line_of_ranks(3);
   const Tensor x = distribute_tensor(torch::randn({12, 4}, torch::kDouble), mesh, {Shard(0)}) * 1;
   MemoryMeter& memory = mesh.world().memory();
   int64_t after_two = 0;
@@ -311,7 +311,7 @@ TEST_CASE("cached layouts: a write releases the cached layouts", "[dtensor][cach
 }
 
 TEST_CASE("cached layouts: cached parts are released by a write", "[dtensor][cached_layouts]") {
-  const DeviceMesh mesh = mesh_of(4, /*abstract=*/true);
+  const DeviceMesh mesh = line_of_ranks(4, /*abstract=*/true);
   MemoryMeter& memory = mesh.world().memory();
   const auto p = product(mesh, 64, 32).distributed;
   const int64_t before = memory.live_bytes();

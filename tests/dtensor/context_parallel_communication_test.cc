@@ -10,7 +10,7 @@ namespace {
 
 TEST_CASE("ring attention moves keys and values once around the ring, and their gradients once", "[context_parallel]") {
   const DeviceMesh mesh = cp_mesh(4);
-  const Case c{{.heads = 8, .key_heads = 2, .length = 16, .keys = 16}, true, {.method = Method::kRing}};
+  const AttentionCase c{{.heads = 8, .key_heads = 2, .length = 16, .keys = 16}, true, {.method = Method::kRing}};
   Tensors split;
   for (const auto& t : inputs_of(c)) split.push_back(distribute_tensor(t.detach(), mesh, {Shard(2)}).requires_grad_());
   const int64_t block = 2 * 2 * 2 * 4 * 3 * 8;  // key and value: batch, heads, length / 4, features, bytes
@@ -75,7 +75,7 @@ TEST_CASE("beside tensor parallel, all-to-all attention exchanges over its own m
 TEST_CASE("head-tail order shares the work of causal attention evenly", "[context_parallel]") {
   const DeviceMesh mesh = cp_mesh(4);
   const auto share = [&](const ContextParallelOptions& options, const Placement& p) {
-    const Case c{{.length = 64, .keys = 64}, true, options};
+    const AttentionCase c{{.length = 64, .keys = 64}, true, options};
     Tensors split;
     for (const auto& t : inputs_of(c)) split.push_back(distribute_tensor(t.detach(), mesh, {p}));
     const ContextParallel scope("cp", options);
@@ -91,7 +91,7 @@ TEST_CASE("head-tail order shares the work of causal attention evenly", "[contex
 TEST_CASE("no rank holds more than two blocks of key and value besides its own", "[context_parallel]") {
   const World world = World::local(8);
   const DeviceMesh mesh(world, {8}, {"cp"});
-  const Case c{{.batch = 1, .heads = 2, .key_heads = 2, .length = 512, .keys = 512, .features = 16, .out_features = 16},
+  const AttentionCase c{{.batch = 1, .heads = 2, .key_heads = 2, .length = 512, .keys = 512, .features = 16, .out_features = 16},
                false,
                {.method = Method::kRing}};
   Tensors split;

@@ -95,7 +95,7 @@ TEST_CASE("queries whose mask adds one large negative number to every key weigh 
 
 TEST_CASE("attention in autocast is that of half types, inside the ring as well", "[context_parallel]") {
   const DeviceMesh mesh = cp_mesh(4);
-  const Case c = {.mask = {12, 12}};
+  const AttentionCase c = {.mask = {12, 12}};
   const auto run = [&](bool autocast, Method method) {
     Tensors plain = inputs_of(c, torch::kFloat), leaves;
     Tensors halves;

@@ -18,7 +18,7 @@ using internal::PartRun;
 using testing::difference;
 
 // Results and gradients with `placements` of query, key and value, beside those of one device.
-void check_attention(const Case& c, const DeviceMesh& mesh, const Placements& placements, double tolerance = 1e-11,
+void check_attention(const AttentionCase& c, const DeviceMesh& mesh, const Placements& placements, double tolerance = 1e-11,
                      torch::ScalarType dtype = torch::kDouble) {
   CAPTURE(mesh.to_string(), to_string(placements), c.causal, static_cast<int>(c.options.method), c.options.load_balance,
           c.sizes.length, c.sizes.keys, c.sizes.heads, c.sizes.key_heads, c.mask);
@@ -219,10 +219,10 @@ TEST_CASE("arguments in other layouts are redistributed, and the result is shard
       for (const auto& t : plain) split.push_back(distribute_tensor(t.detach(), mesh, {p}));
       const auto out = attention(split, {});
       CHECK(to_string(DTensor(out).placements()) == "S(2)");
-      CHECK(difference(out, expected).value_or("") == "");
+      CHECK(testing::difference(out, expected).value_or("") == "");
     }
     const auto partial = testing::lay_out(plain[0].detach(), mesh, {Partial()});
-    CHECK(difference(attention({partial, testing::lay_out(plain[1].detach(), mesh, {Shard(2)}),
+    CHECK(testing::difference(attention({partial, testing::lay_out(plain[1].detach(), mesh, {Shard(2)}),
                                 testing::lay_out(plain[2].detach(), mesh, {Replicate()})},
                                {}),
                      expected)

@@ -6,7 +6,6 @@
 #include <torch/autograd.h>
 #include <torch/nn.h>
 
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -15,19 +14,16 @@
 #include "dtensor/dtensor.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
+#include "tests/testing/four_ranks.h"
 
 namespace dtensor {
 namespace {
 
 using testing::error_text;
+using testing::four_ranks;
 using torch::Tensor;
 
-const World& world() {
-  static const World w = std::getenv("WORLD_SIZE") != nullptr ? World::from_env() : World::local(4);
-  return w;
-}
-
-constexpr int64_t kWidth = 5, kHidden = 7;
+constexpr int64_t kTokenWidth = 5, kExpertWidth = 7;
 
 Tensor numbers(c10::IntArrayRef sizes, double phase) {
   int64_t numel = 1;
@@ -36,12 +32,12 @@ Tensor numbers(c10::IntArrayRef sizes, double phase) {
 }
 
 struct Layer {
-  Tensor router, up, down;  // [kWidth, experts], [experts, kWidth, kHidden], [experts, kHidden, kWidth]
+  Tensor router, up, down;  // [kTokenWidth, experts], [experts, kTokenWidth, kExpertWidth], [experts, kExpertWidth, kTokenWidth]
 
   explicit Layer(int64_t experts)
-      : router(numbers({kWidth, experts}, 1)),
-        up(numbers({experts, kWidth, kHidden}, 2)),
-        down(numbers({experts, kHidden, kWidth}, 3)) {
+      : router(numbers({kTokenWidth, experts}, 1)),
+        up(numbers({experts, kTokenWidth, kExpertWidth}, 2)),
+        down(numbers({experts, kExpertWidth, kTokenWidth}, 3)) {
     for (Tensor* t : {&router, &up, &down}) t->requires_grad_();
   }
   Layer(const Layer& plain, const DeviceMesh& mesh, const Placements& experts)
@@ -72,7 +68,7 @@ Tensor on_one_device(const Tensor& x, const Layer& layer, int64_t k, const Tenso
 
 // A rank's rows through its experts, one by one.
 Tensor through_experts(const Tensor& rows, const std::vector<int64_t>& counts, const Tensor& up, const Tensor& down) {
-  std::vector<Tensor> results{rows.new_zeros({0, kWidth})};
+  std::vector<Tensor> results{rows.new_zeros({0, kTokenWidth})};
   int64_t begin = 0;
   for (size_t e = 0; e < counts.size(); ++e) {
     const Tensor own = rows.narrow(0, begin, counts[e]);
@@ -101,7 +97,7 @@ struct Case {
 
 // `forced`: [..., k] or undefined.
 void check_layer(const Case& c, const Tensor& forced = {}) {
-  const DeviceMesh mesh(world(), c.mesh, c.names);
+  const DeviceMesh mesh(four_ranks(), c.mesh, c.names);
   CAPTURE(mesh.to_string(), to_string(c.tokens), to_string(c.experts), c.sizes, c.num_experts, c.k);
   const Layer plain(c.num_experts), layer(plain, mesh, c.experts);
   Tensor x = numbers(c.sizes, 4).requires_grad_();
@@ -134,33 +130,33 @@ TEST_CASE("experts over four ranks give the result and gradients of one device, 
   const std::vector<std::string> ep{"ep"};
   for (const auto& [tokens, experts, k] : std::vector<std::tuple<int64_t, int64_t, int64_t>>{
            {16, 8, 2}, {7, 8, 1}, {13, 6, 3}, {3, 3, 2}, {1, 4, 4}, {0, 4, 2}, {9, 1, 1}})
-    check_layer({{4}, ep, {Shard(0)}, {Shard(0)}, {tokens, kWidth}, experts, k});
-  check_layer({{4}, ep, {Shard(0)}, {Shard(0)}, {3, 4, kWidth}, 6, 2});
-  check_layer({{4}, ep, {Shard(1)}, {Shard(0)}, {2, 6, kWidth}, 6, 2});
+    check_layer({{4}, ep, {Shard(0)}, {Shard(0)}, {tokens, kTokenWidth}, experts, k});
+  check_layer({{4}, ep, {Shard(0)}, {Shard(0)}, {3, 4, kTokenWidth}, 6, 2});
+  check_layer({{4}, ep, {Shard(1)}, {Shard(0)}, {2, 6, kTokenWidth}, 6, 2});
 }
 
 TEST_CASE("experts over one of two mesh dims give the result and gradients of one device", "[experts]") {
   const Placement s = Shard(0), r = Replicate();
-  check_layer({{2, 2}, {"dp", "ep"}, {s, s}, {r, s}, {11, kWidth}, 6, 2});
-  check_layer({{2, 2}, {"dp", "ep"}, {s, Shard(1)}, {r, s}, {2, 5, kWidth}, 5, 2});
-  check_layer({{2, 2}, {"dp", "ep"}, {s, s}, {s, s}, {11, kWidth}, 6, 2});  // experts over both, gathered over dp
-  check_layer({{2, 2}, {"dp", "ep"}, {s, s}, {Shard(1), s}, {11, kWidth}, 6, 2});  // parts of experts
-  check_layer({{2, 2}, {"ep", "tp"}, {s, r}, {s, r}, {11, kWidth}, 6, 2});         // the same tokens on two ranks
-  check_layer({{2, 2}, {"ep", "tp"}, {s, r}, {r, r}, {11, kWidth}, 3, 1});
-  check_layer({{4, 1}, {"dp", "ep"}, {s, r}, {r, r}, {11, kWidth}, 3, 2});  // all experts on every rank
+  check_layer({{2, 2}, {"dp", "ep"}, {s, s}, {r, s}, {11, kTokenWidth}, 6, 2});
+  check_layer({{2, 2}, {"dp", "ep"}, {s, Shard(1)}, {r, s}, {2, 5, kTokenWidth}, 5, 2});
+  check_layer({{2, 2}, {"dp", "ep"}, {s, s}, {s, s}, {11, kTokenWidth}, 6, 2});  // experts over both, gathered over dp
+  check_layer({{2, 2}, {"dp", "ep"}, {s, s}, {Shard(1), s}, {11, kTokenWidth}, 6, 2});  // parts of experts
+  check_layer({{2, 2}, {"ep", "tp"}, {s, r}, {s, r}, {11, kTokenWidth}, 6, 2});         // the same tokens on two ranks
+  check_layer({{2, 2}, {"ep", "tp"}, {s, r}, {r, r}, {11, kTokenWidth}, 3, 1});
+  check_layer({{4, 1}, {"dp", "ep"}, {s, r}, {r, r}, {11, kTokenWidth}, 3, 2});  // all experts on every rank
 }
 
 TEST_CASE("all tokens that go to one expert, and none, give the result and gradients of one device", "[experts]") {
-  const Case one{{4}, {"ep"}, {Shard(0)}, {Shard(0)}, {10, kWidth}, 6, 1};
+  const Case one{{4}, {"ep"}, {Shard(0)}, {Shard(0)}, {10, kTokenWidth}, 6, 1};
   for (const int64_t expert : {0, 3, 5}) check_layer(one, torch::full({10, 1}, expert, torch::kLong));
-  const Case two{{2, 2}, {"dp", "ep"}, {Shard(0), Shard(0)}, {Replicate(), Shard(0)}, {10, kWidth}, 4, 2};
+  const Case two{{2, 2}, {"dp", "ep"}, {Shard(0), Shard(0)}, {Replicate(), Shard(0)}, {10, kTokenWidth}, 4, 2};
   check_layer(two, torch::full({10, 2}, 3, torch::kLong));  // both choices are the same expert
 }
 
 TEST_CASE("a layer of experts takes one all_to_all each way and one each in backward", "[experts]") {
-  const DeviceMesh mesh(world(), {4}, {"ep"});
+  const DeviceMesh mesh(four_ranks(), {4}, {"ep"});
   const Layer layer(Layer(8), mesh, {Shard(0)});
-  const Tensor x = distribute_tensor(numbers({10, kWidth}, 4), mesh, {Shard(0)}).requires_grad_();
+  const Tensor x = distribute_tensor(numbers({10, kTokenWidth}, 4), mesh, {Shard(0)}).requires_grad_();
   CommDebugMode comm;
   const Tensor y = on_mesh(x, layer, 2, {});
   CHECK(comm.count(Collective::kAllToAll) == 2);
@@ -175,10 +171,10 @@ TEST_CASE("a layer of experts takes one all_to_all each way and one each in back
 }
 
 TEST_CASE("gradients reach the experts' weights alone where the tokens and the router require none", "[experts]") {
-  const DeviceMesh mesh(world(), {4}, {"ep"});
+  const DeviceMesh mesh(four_ranks(), {4}, {"ep"});
   const Layer plain(4), layer(plain, mesh, {Shard(0)});
   layer.router.requires_grad_(false);
-  const Tensor x = numbers({6, kWidth}, 4);
+  const Tensor x = numbers({6, kTokenWidth}, 4);
   on_one_device(x, plain, 1, {}).sum().backward();
   on_mesh(distribute_tensor(x, mesh, {Shard(0)}), layer, 1, {}).sum().backward();
   CHECK(torch::allclose(full_tensor(layer.down.grad()), plain.down.grad()));
@@ -190,27 +186,27 @@ TEST_CASE("gradients reach the experts' weights alone where the tokens and the r
 }
 
 TEST_CASE("a rank that computes nothing for its lack of rows still sends the gradients of its tokens", "[experts]") {
-  const DeviceMesh mesh(world(), {4}, {"ep"});
-  const Tensor x = distribute_tensor(numbers({8, kWidth}, 4), mesh, {Shard(0)}).requires_grad_();
+  const DeviceMesh mesh(four_ranks(), {4}, {"ep"});
+  const Tensor x = distribute_tensor(numbers({8, kTokenWidth}, 4), mesh, {Shard(0)}).requires_grad_();
   const Tensor ids = distribute_tensor(torch::ones({8, 1}, torch::kLong), mesh, {Shard(0)});
   const Tensor experts = full({4}, 3., mesh, {Shard(0)}, {.dtype = torch::kDouble, .requires_grad = true});
   const ExpertTokens sent = moe_dispatch(x, ids, {experts}, "ep");
   std::vector<Tensor> results;
   for (size_t i = 0; i < sent.rows.size(); ++i) {
     const Tensor& rows = sent.rows[i];
-    results.push_back(rows.size(0) == 0 ? torch::zeros({0, kWidth}, torch::kDouble) : rows * sent.weights[0][i][0]);
+    results.push_back(rows.size(0) == 0 ? torch::zeros({0, kTokenWidth}, torch::kDouble) : rows * sent.weights[0][i][0]);
   }
   moe_combine(sent, results).sum().backward();
   CHECK(torch::equal(full_tensor(experts.grad()),
                      torch::tensor({0., full_tensor(x).sum().item<double>(), 0., 0.}, torch::kDouble)));
-  CHECK(torch::equal(full_tensor(x.grad()), torch::full({8, kWidth}, 3., torch::kDouble)));
+  CHECK(torch::equal(full_tensor(x.grad()), torch::full({8, kTokenWidth}, 3., torch::kDouble)));
 }
 
 TEST_CASE("experts without rows that are skipped inside a MeshScope get zeros as gradients", "[experts]") {
-  const DeviceMesh mesh(world(), {4}, {"ep"});
+  const DeviceMesh mesh(four_ranks(), {4}, {"ep"});
   const Tensor ids =
       torch::tensor({1, 0, 3, 1, 5, 1, 3, 0}, torch::kLong).view({8, 1});  // not 2 and 4; rank 3 has none
-  Tensor x = numbers({8, kWidth}, 4).requires_grad_(), scales = numbers({6}, 2).requires_grad_();
+  Tensor x = numbers({8, kTokenWidth}, 4).requires_grad_(), scales = numbers({6}, 2).requires_grad_();
   (x * scales.index_select(0, ids.view(-1)).unsqueeze(1)).square().sum().backward();
   for (const bool splits_by_size : {true, false}) {
     CAPTURE(splits_by_size);
@@ -222,7 +218,7 @@ TEST_CASE("experts without rows that are skipped inside a MeshScope get zeros as
     for (size_t i = 0; i < sent.rows.size(); ++i) {
       const auto rows = sent.rows[i].split_with_sizes(sent.counts[i]);
       const auto weights = splits_by_size ? sent.weights[0][i].split(1) : sent.weights[0][i].unbind();
-      std::vector<Tensor> of_expert{sent.rows[i].new_zeros({0, kWidth})};
+      std::vector<Tensor> of_expert{sent.rows[i].new_zeros({0, kTokenWidth})};
       for (size_t e = 0; e < rows.size(); ++e) {
         if (rows[e].size(0) > 0) of_expert.push_back(rows[e] * weights[e]);
       }
@@ -235,8 +231,8 @@ TEST_CASE("experts without rows that are skipped inside a MeshScope get zeros as
 }
 
 TEST_CASE("slices of ids, tokens, shares and weights that no operator has read are fetched", "[experts]") {
-  const DeviceMesh mesh(world(), {4}, {"ep"});
-  const Tensor x = numbers({11, kWidth}, 4), scales = numbers({9}, 2), shares = numbers({11, 1}, 3);
+  const DeviceMesh mesh(four_ranks(), {4}, {"ep"});
+  const Tensor x = numbers({11, kTokenWidth}, 4), scales = numbers({9}, 2), shares = numbers({11, 1}, 3);
   const Tensor ids = torch::arange(11).remainder(8).view({11, 1});
   const auto slice = [&](const Tensor& t, int64_t begin, int64_t end) {
     return distribute_tensor(t, mesh, {Shard(0)}).slice(0, begin, end);
@@ -251,8 +247,8 @@ TEST_CASE("slices of ids, tokens, shares and weights that no operator has read a
 }
 
 TEST_CASE("ids and weights in other layouts than the tokens are redistributed, with their gradients", "[experts]") {
-  const DeviceMesh mesh(world(), {2, 2}, {"dp", "ep"});
-  const Tensor x = numbers({6, kWidth}, 4), ids = torch::arange(12).view({6, 2}).remainder(5);
+  const DeviceMesh mesh(four_ranks(), {2, 2}, {"dp", "ep"});
+  const Tensor x = numbers({6, kTokenWidth}, 4), ids = torch::arange(12).view({6, 2}).remainder(5);
   Tensor shares = numbers({6, 2}, 7).requires_grad_();
   (x * shares.sum(-1, true)).square().sum().backward();
   const Tensor weights = distribute_tensor(shares.detach(), mesh, {Replicate(), Shard(1)}).requires_grad_();
@@ -265,9 +261,9 @@ TEST_CASE("ids and weights in other layouts than the tokens are redistributed, w
 }
 
 TEST_CASE("gradients of gradients of the tokens are those of one device", "[experts]") {
-  const DeviceMesh mesh(world(), {4}, {"ep"});
+  const DeviceMesh mesh(four_ranks(), {4}, {"ep"});
   const Layer plain(4), layer(plain, mesh, {Shard(0)});
-  const Tensor x = numbers({6, kWidth}, 4).requires_grad_();
+  const Tensor x = numbers({6, kTokenWidth}, 4).requires_grad_();
   const Tensor distributed = distribute_tensor(x.detach(), mesh, {Shard(0)}).requires_grad_();
   const auto penalty = [](const Tensor& y, const Tensor& of) {
     return torch::autograd::grad({y.square().sum()}, {of}, {}, std::nullopt, /*create_graph=*/true)[0].square().sum();
@@ -288,7 +284,7 @@ struct LayerModule : torch::nn::Module {
 };
 
 TEST_CASE("experts of a fully sharded module give the gradients of one device", "[experts]") {
-  const DeviceMesh mesh(world(), {2, 2}, {"dp", "ep"});
+  const DeviceMesh mesh(four_ranks(), {2, 2}, {"dp", "ep"});
   const Layer plain(6);
   LayerModule module((Layer(6)));
   distribute_module(module, mesh, [](const std::string&, torch::nn::Module& m, const DeviceMesh& on) {
@@ -296,7 +292,7 @@ TEST_CASE("experts of a fully sharded module give the gradients of one device", 
     shard_parameter(m, "down", on, {Replicate(), Shard(0)});
   });
   fully_shard(module, mesh, {.mesh_dim = "dp"});
-  const Tensor x = numbers({7, kWidth}, 4);
+  const Tensor x = numbers({7, kTokenWidth}, 4);
   for (int step = 1; step <= 2; ++step) {  // the second adds to the gradients of the first
     on_one_device(x, plain, 2, {}).square().sum().backward();
     on_mesh(distribute_tensor(x, mesh, {Shard(0), Shard(0)}), module.layer, 2, {}).square().sum().backward();
@@ -309,7 +305,7 @@ TEST_CASE("experts of a fully sharded module give the gradients of one device", 
 }
 
 TEST_CASE("offsets are the ends of the rows of each expert, and rows are sorted by expert", "[experts]") {
-  const DeviceMesh mesh(world(), {4}, {"ep"});
+  const DeviceMesh mesh(four_ranks(), {4}, {"ep"});
   const Tensor x = torch::arange(12, torch::kDouble).view({12, 1}), ids = torch::arange(12).remainder(6).view({12, 1});
   const ExpertTokens sent =
       moe_dispatch(distribute_tensor(x, mesh, {Shard(0)}), distribute_tensor(ids.to(torch::kInt), mesh, {Shard(0)}),
@@ -330,7 +326,7 @@ TEST_CASE("offsets are the ends of the rows of each expert, and rows are sorted 
 }
 
 TEST_CASE("_grouped_mm of a rank's rows, weights and offsets is the product of each row with its expert", "[experts]") {
-  const DeviceMesh mesh(world(), {4}, {"ep"});
+  const DeviceMesh mesh(four_ranks(), {4}, {"ep"});
   const Tensor x = numbers({10, 16}, 1).to(torch::kFloat), w = numbers({6, 16, 8}, 2).to(torch::kFloat);
   const Tensor ids = torch::arange(10).remainder(4).view({10, 1});  // some experts, and the last rank, have no rows
   const ExpertTokens sent =
@@ -345,7 +341,7 @@ TEST_CASE("_grouped_mm of a rank's rows, weights and offsets is the product of e
 
 TEST_CASE("arguments that do not fit are errors that name them", "[experts]") {
   using Catch::Contains;
-  const DeviceMesh mesh(world(), {2, 2}, {"dp", "ep"});
+  const DeviceMesh mesh(four_ranks(), {2, 2}, {"dp", "ep"});
   const Placements rows{Shard(0), Shard(0)};
   const Tensor x = distribute_tensor(numbers({8, 4}, 0), mesh, rows);
   const Tensor ids = distribute_tensor(torch::zeros({8, 2}, torch::kLong), mesh, rows);
@@ -358,7 +354,7 @@ TEST_CASE("arguments that do not fit are errors that name them", "[experts]") {
   CHECK_THAT(text(redistribute(x, {Shard(0), Replicate()}), ids), Contains("is R over mesh dim 'ep'"));
   CHECK_THAT(text(redistribute(x, {Shard(1), Shard(0)}), ids), Contains("is S(1) over mesh dim 'dp'"));
   CHECK_THAT(text(x, ids.to(torch::kFloat)), Contains("expert_ids are Float: integers"));
-  CHECK_THAT(text(x, zeros({8, 2}, DeviceMesh(world(), {4}, {"ep"}), {}, {.dtype = torch::kLong})),
+  CHECK_THAT(text(x, zeros({8, 2}, DeviceMesh(four_ranks(), {4}, {"ep"}), {}, {.dtype = torch::kLong})),
              Contains("is on another mesh than the tokens"));
   CHECK_THAT(text(x, ids.narrow(1, 0, 0)), Contains("expert_ids") && Contains("the choices of a token"));
   const auto of_weights = [&](const std::vector<Tensor>& weights) {
@@ -368,7 +364,7 @@ TEST_CASE("arguments that do not fit are errors that name them", "[experts]") {
   CHECK_THAT(of_weights({torch::zeros({4, 2})}), Contains("not distributed"));
   CHECK_THAT(of_weights({weight, zeros({5, 2}, mesh)}), Contains("as the first weight, 4"));
   CHECK_THAT(of_weights({zeros({0, 2}, mesh)}), Contains("above 0"));
-  CHECK_THAT(of_weights({zeros({4}, DeviceMesh(world(), {4}, {"ep"}))}), Contains("is on another mesh"));
+  CHECK_THAT(of_weights({zeros({4}, DeviceMesh(four_ranks(), {4}, {"ep"}))}), Contains("is on another mesh"));
   const DeviceMesh abstract(World::abstract(8), {8}, {"ep"});
   const Tensor no_ids = zeros({8, 2}, abstract, {Shard(0)}, {.dtype = torch::kLong});
   CHECK_THAT(error_text([&] {
@@ -386,7 +382,7 @@ TEST_CASE("arguments that do not fit are errors that name them", "[experts]") {
 }
 
 TEST_CASE("an id that is no expert is the same error on all ranks of its group", "[experts]") {
-  const DeviceMesh mesh(world(), {4}, {"ep"});
+  const DeviceMesh mesh(four_ranks(), {4}, {"ep"});
   const Tensor weight = zeros({4}, mesh, {Shard(0)});
   for (const int64_t wrong : {-1, 4}) {
     Tensor ids = torch::zeros({8, 1}, torch::kLong);

@@ -40,7 +40,7 @@ const World& world() {
   return w;
 }
 int64_t ranks() { return world().size(); }
-DeviceMesh line() { return DeviceMesh(world(), {ranks()}, {"tp"}); }
+DeviceMesh mesh_of_ranks() { return DeviceMesh(world(), {ranks()}, {"tp"}); }
 
 using PartOf = std::function<at::Tensor(int64_t rank)>;
 
@@ -67,15 +67,15 @@ int64_t exchanges() { return processes() > 0 ? 1 : 0; }
 
 TEST_CASE("run_check: valid parts cost one exchange between processes, and none within one") {
   CommDebugMode comm;
-  const auto x = pass(line(), {Shard(0)}, [](int64_t rank) { return at::full({2, 3}, static_cast<double>(rank)); });
+  const auto x = pass(mesh_of_ranks(), {Shard(0)}, [](int64_t rank) { return at::full({2, 3}, static_cast<double>(rank)); });
   CHECK(comm.total() == exchanges());
   CHECK(comm.count(Collective::kAllGather) == exchanges());
   CHECK(x.sizes() == at::IntArrayRef({2 * ranks(), 3}));
-  const auto r = pass(line(), {Replicate()}, [](int64_t) { return at::arange(5); });
+  const auto r = pass(mesh_of_ranks(), {Replicate()}, [](int64_t) { return at::arange(5); });
   CHECK(r.sizes() == at::IntArrayRef({5}));
-  const auto p = pass(line(), {Partial()}, [](int64_t rank) { return at::full({2}, static_cast<double>(rank)); });
+  const auto p = pass(mesh_of_ranks(), {Partial()}, [](int64_t rank) { return at::full({2}, static_cast<double>(rank)); });
   CHECK(p.sizes() == at::IntArrayRef({2}));
-  const auto scalar = pass(line(), {Replicate()}, [](int64_t) { return at::full({}, 3.0); });
+  const auto scalar = pass(mesh_of_ranks(), {Replicate()}, [](int64_t) { return at::full({}, 3.0); });
   CHECK(scalar.dim() == 0);
 }
 
@@ -83,20 +83,20 @@ TEST_CASE("run_check: the global shape is that of all parts, also if uneven or e
   const int64_t n = ranks(), rows = 2 * n - 1;  // 2, 2, ..., 1
   const auto size = [&](int64_t rank) { return rank == n - 1 ? 1 : 2; };
   const auto whole = at::arange(3 * rows, at::kFloat).view({rows, 3});
-  const auto x = pass(line(), {Shard(0)}, [&](int64_t rank) { return whole.narrow(0, 2 * rank, size(rank)).clone(); });
+  const auto x = pass(mesh_of_ranks(), {Shard(0)}, [&](int64_t rank) { return whole.narrow(0, 2 * rank, size(rank)).clone(); });
   CHECK(x.sizes() == at::IntArrayRef({rows, 3}));
   CHECK(at::equal(full_tensor(x), whole));
-  const auto one = pass(line(), {Shard(1)}, [&](int64_t rank) { return at::ones({2, rank == 0 ? 1 : 0}); });
+  const auto one = pass(mesh_of_ranks(), {Shard(1)}, [&](int64_t rank) { return at::ones({2, rank == 0 ? 1 : 0}); });
   CHECK(one.sizes() == at::IntArrayRef({2, 1}));
   CHECK(at::equal(full_tensor(one), at::ones({2, 1})));
 }
 
 TEST_CASE("run_check: gradients equal those without run_check") {
   std::vector<at::Tensor> locals;
-  for (int64_t rank : line().local_ranks()) locals.push_back(at::full({1, 2}, rank + 1.0).requires_grad_());
+  for (int64_t rank : mesh_of_ranks().local_ranks()) locals.push_back(at::full({1, 2}, rank + 1.0).requires_grad_());
   FromLocalOptions options;
   options.run_check = true;
-  const auto x = from_local(locals, line(), {Shard(0)}, options);
+  const auto x = from_local(locals, mesh_of_ranks(), {Shard(0)}, options);
   (full_tensor(x) * full_tensor(x)).sum().backward();
   for (const auto& local : locals) CHECK(at::equal(local.grad(), 2 * local.detach()));
 }
@@ -104,7 +104,7 @@ TEST_CASE("run_check: gradients equal those without run_check") {
 TEST_CASE("run_check: parts that do not follow the chunk rule are an error") {
   const int64_t last = ranks() - 1;
   // 1 row on rank 0, 2 on the others.
-  const std::string error = error_of(line(), {Shard(0)}, [](int64_t rank) { return at::ones({rank == 0 ? 1 : 2, 3}); });
+  const std::string error = error_of(mesh_of_ranks(), {Shard(0)}, [](int64_t rank) { return at::ones({rank == 0 ? 1 : 2, 3}); });
   CHECK_THAT(error, StartsWith(absl::StrCat("[from_local] run_check: the local tensors do not make f32[", 2 * last + 1,
                                             ", 3](S(0)) @ mesh(tp=", ranks(),
                                             "): by the chunk rule rank 0 should have [2, 3] and has [1, 3]")));
@@ -115,7 +115,7 @@ TEST_CASE("run_check: parts that do not follow the chunk rule are an error") {
   options.shape = {2 * ranks(), 3};
   CHECK_THAT(
       error_of(
-          line(), {Shard(0)},
+          mesh_of_ranks(), {Shard(0)},
           [&](int64_t rank) {
             return at::ones({rank == last ? 1 : 2, 3});
           },
@@ -123,23 +123,23 @@ TEST_CASE("run_check: parts that do not follow the chunk rule are an error") {
       Contains(absl::StrCat("by the chunk rule rank ", last,
                             " should have [2, 3] and has [1, 3]. Pass such parts, or the ", "true global shape")));
   // A dim that is not sharded.
-  CHECK_THAT(error_of(line(), {Shard(0)},
+  CHECK_THAT(error_of(mesh_of_ranks(), {Shard(0)},
                       [&](int64_t rank) {
                         return at::ones({2, rank == last ? 4 : 3});
                       }),
              Contains(absl::StrCat("rank ", last, " should have [2, 3] and has [2, 4]")));
-  CHECK_THAT(error_of(line(), {Partial()}, [&](int64_t rank) { return at::ones({rank == last ? 4 : 3}); }),
+  CHECK_THAT(error_of(mesh_of_ranks(), {Partial()}, [&](int64_t rank) { return at::ones({rank == last ? 4 : 3}); }),
              Contains(absl::StrCat("f32[3](P(sum)) @ mesh(tp=", ranks(), "): by the chunk rule rank ", last,
                                    " should have [3] and has [4]")));
 }
 
 TEST_CASE("run_check: different dtypes or numbers of dims are an error") {
   const int64_t last = ranks() - 1;
-  CHECK_THAT(error_of(line(), {Shard(0)},
+  CHECK_THAT(error_of(mesh_of_ranks(), {Shard(0)},
                       [&](int64_t rank) { return at::ones({2}, rank == last ? at::kDouble : at::kFloat); }),
              EndsWith(absl::StrCat("local tensors must have one dtype: rank 0 has Float, rank ", last, " has Double")));
   CHECK_THAT(
-      error_of(line(), {Shard(0)},
+      error_of(mesh_of_ranks(), {Shard(0)},
                [&](int64_t rank) {
                  return rank == last ? at::ones({2}) : at::ones({2, 1});
                }),
@@ -149,7 +149,7 @@ TEST_CASE("run_check: different dtypes or numbers of dims are an error") {
 TEST_CASE("run_check: replicas are compared bit for bit") {
   const int64_t last = ranks() - 1;
   const auto replicas = [&](double other) {
-    return error_of(line(), {Replicate()}, [=](int64_t rank) {
+    return error_of(mesh_of_ranks(), {Replicate()}, [=](int64_t rank) {
       auto t = at::zeros({3, 5});
       t[2][4] = rank == last ? other : 0.0;
       return t;
@@ -161,13 +161,13 @@ TEST_CASE("run_check: replicas are compared bit for bit") {
   CHECK_THAT(replicas(1e-30), Contains(differ));
   CHECK_THAT(replicas(-0.0), Contains(differ));
   // nan counts as a value, and only values count, not strides.
-  CHECK(error_of(line(), {Replicate()}, [&](int64_t rank) {
+  CHECK(error_of(mesh_of_ranks(), {Replicate()}, [&](int64_t rank) {
           const auto t = at::full({2, 3}, std::numeric_limits<double>::quiet_NaN());
           return rank == last ? t.t().contiguous().t() : t;
         }) == "");
   for (auto dtype : {at::kByte, at::kBool, at::kHalf, at::kComplexDouble}) {  // also with odd numbers of bytes
-    CHECK(error_of(line(), {Replicate()}, [&](int64_t) { return at::ones({7}, dtype); }) == "");
-    CHECK_THAT(error_of(line(), {Replicate()},
+    CHECK(error_of(mesh_of_ranks(), {Replicate()}, [&](int64_t) { return at::ones({7}, dtype); }) == "");
+    CHECK_THAT(error_of(mesh_of_ranks(), {Replicate()},
                         [&](int64_t rank) { return rank == last ? at::zeros({7}, dtype) : at::ones({7}, dtype); }),
                Contains(differ));
   }
@@ -175,10 +175,10 @@ TEST_CASE("run_check: replicas are compared bit for bit") {
 
 TEST_CASE("run_check: an error of one rank is thrown on all") {
   const int64_t last = ranks() - 1;
-  CHECK_THAT(error_of(line(), {Shard(0)}, [&](int64_t rank) { return rank == last ? at::Tensor() : at::ones({2}); }),
+  CHECK_THAT(error_of(mesh_of_ranks(), {Shard(0)}, [&](int64_t rank) { return rank == last ? at::Tensor() : at::ones({2}); }),
              Contains(absl::StrCat("the local tensor of rank ", last, " is undefined")));
-  const auto distributed = pass(line(), {Replicate()}, [](int64_t) { return at::ones({2}); });
-  CHECK_THAT(error_of(line(), {Shard(0)}, [&](int64_t rank) { return rank == last ? distributed : at::ones({2}); }),
+  const auto distributed = pass(mesh_of_ranks(), {Replicate()}, [](int64_t) { return at::ones({2}); });
+  CHECK_THAT(error_of(mesh_of_ranks(), {Shard(0)}, [&](int64_t rank) { return rank == last ? distributed : at::ones({2}); }),
              Contains(absl::StrCat("the local tensor of rank ", last, " is distributed already; use redistribute")));
 }
 
@@ -204,19 +204,19 @@ TEST_CASE("run_check: processes with different placements get an error") {
   const int64_t last = ranks() - 1, rank = world().owned_ranks()[0];
   const auto part = [](int64_t) { return at::ones({2, 2}); };
   CHECK_THAT(
-      error_of(line(), {rank == last ? Shard(1) : Shard(0)}, part),
+      error_of(mesh_of_ranks(), {rank == last ? Shard(1) : Shard(0)}, part),
       EndsWith(absl::StrCat("all ranks must pass the same placements: rank 0 has S(0), rank ", last, " has S(1)")));
   FromLocalOptions options;
   if (rank != last) options.shape = {2 * ranks(), 2};
-  CHECK_THAT(error_of(line(), {Shard(0)}, part, options),
+  CHECK_THAT(error_of(mesh_of_ranks(), {Shard(0)}, part, options),
              EndsWith(absl::StrCat("the same global shape, or none: rank 0 has [", 2 * ranks(), ", 2], rank ", last,
                                    " has none")));
   // Invalid placements: an error of this process only.
-  CHECK_THAT(error_of(line(), {rank == last ? Shard(2) : Shard(0)}, part),
+  CHECK_THAT(error_of(mesh_of_ranks(), {rank == last ? Shard(2) : Shard(0)}, part),
              Contains(absl::StrCat("[from_local] run_check: on rank ", last,
                                    ": S(2) over mesh dim 0: a tensor of 2 dims has no dim 2")));
   // After all these errors the job continues.
-  CHECK(pass(line(), {Shard(0)}, part).sizes() == at::IntArrayRef({2 * ranks(), 2}));
+  CHECK(pass(mesh_of_ranks(), {Shard(0)}, part).sizes() == at::IntArrayRef({2 * ranks(), 2}));
 }
 
 TEST_CASE("run_check: a world in which no other rank has data") {

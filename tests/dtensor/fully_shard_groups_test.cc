@@ -2,7 +2,6 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
-#include <cstdlib>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -12,10 +11,12 @@
 #include "mesh/memory_meter.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
+#include "tests/testing/four_ranks.h"
 
 namespace dtensor {
 namespace {
 
+using testing::four_ranks;
 using torch::Tensor;
 
 struct ResidualImpl : torch::nn::Module {
@@ -45,25 +46,19 @@ struct StackImpl : torch::nn::Module {
 };
 TORCH_MODULE(Stack);
 
-constexpr int64_t kBlocks = 3, kWidth = 5;
+constexpr int64_t kStackBlocks = 3, kStackWidth = 5;
 
 Stack make_stack() {
   torch::manual_seed(3);
-  Stack model(kBlocks, kWidth);
+  Stack model(kStackBlocks, kStackWidth);
   model->to(torch::kDouble);
   return model;
 }
 
-// Of four ranks: in this process, or one in each of four (//tests/processes).
-const World& world() {
-  static const World w = std::getenv("WORLD_SIZE") != nullptr ? World::from_env() : World::local(4);
-  return w;
-}
-
-Tensor batch() { return torch::arange(8 * kWidth, torch::kDouble).view({8, kWidth}).sin(); }
+Tensor batch() { return torch::arange(8 * kStackWidth, torch::kDouble).view({8, kStackWidth}).sin(); }
 
 struct Sharded {
-  DeviceMesh mesh{world(), {4}, {"dp"}};
+  DeviceMesh mesh{four_ranks(), {4}, {"dp"}};
   Stack model = make_stack();
   Tensor x = distribute_tensor(batch(), mesh, {Shard(0)});
 
@@ -129,8 +124,8 @@ TEST_CASE("fully_shard: without reshard_after_forward each group is gathered onc
     optimizer.zero_grad();
     CommDebugMode comm;
     sharded.loss().backward();
-    CHECK(comm.counts().at("all_gather") == kBlocks + 1);
-    CHECK(comm.counts().at("reduce_scatter") == kBlocks + 1);
+    CHECK(comm.counts().at("all_gather") == kStackBlocks + 1);
+    CHECK(comm.counts().at("reduce_scatter") == kStackBlocks + 1);
     if (step == 0) check_gradients(sharded);
     optimizer.step();
   }
@@ -148,7 +143,7 @@ TEST_CASE("fully_shard: evaluation under no_grad gathers each group once, and re
       const Tensor result = sharded.model->forward(sharded.x);
       CHECK(torch::allclose(full_tensor(result), make_stack()->forward(batch())));
     }
-    CHECK(comm.counts().at("all_gather") - 1 == kBlocks + 1);  // 1: full_tensor()
+    CHECK(comm.counts().at("all_gather") - 1 == kStackBlocks + 1);  // 1: full_tensor()
     CHECK(memory.live_bytes() > before);
     reshard(*sharded.model);
     CHECK(memory.live_bytes() == before);
@@ -156,7 +151,7 @@ TEST_CASE("fully_shard: evaluation under no_grad gathers each group once, and re
 }
 
 TEST_CASE("fully_shard: blocks of a model that was distributed before keep their names") {
-  const DeviceMesh mesh(world(), {4}, {"dp"});
+  const DeviceMesh mesh(four_ranks(), {4}, {"dp"});
   Stack model = make_stack();
   distribute_module(*model, mesh);
   fully_shard(*model->blocks[1], mesh);
@@ -174,7 +169,7 @@ TEST_CASE("fully_shard: blocks inside checkpoint() have the gradients and reduct
     x = checkpoint([block](const Tensor& in) { return block->as<Residual>()->forward(in); }, x);
   }
   sharded.model->head(x).square().sum().backward();
-  CHECK(comm.counts().at("reduce_scatter") == kBlocks + 1);
+  CHECK(comm.counts().at("reduce_scatter") == kStackBlocks + 1);
   check_gradients(sharded);
 }
 
@@ -211,7 +206,7 @@ TEST_CASE("fully_shard: gradients of several backward passes are added up") {
   CommDebugMode comm;
   for (int i = 0; i < 3; ++i) sharded.loss().backward();
   check_gradients(sharded, 3);
-  CHECK(comm.counts().at("reduce_scatter") == 3 * (kBlocks + 1));
+  CHECK(comm.counts().at("reduce_scatter") == 3 * (kStackBlocks + 1));
 }
 
 TEST_CASE("fully_shard: delayed gradients are reduced by reduce_gradients() in one reduce-scatter") {
@@ -259,7 +254,7 @@ TEST_CASE("fully_shard: a backward that fails has added the gradients of groups 
 }
 
 TEST_CASE("fully_shard: what an operator on a gathered parameter communicates is reported by the parameter's module") {
-  const DeviceMesh mesh(world(), {2, 2}, {"dp", "tp"});
+  const DeviceMesh mesh(four_ranks(), {2, 2}, {"dp", "tp"});
   Stack model = make_stack();
   for (const auto& block : *model->blocks) fully_shard(*block, mesh, {.mesh_dim = "dp"});
   fully_shard(*model, mesh, {.mesh_dim = "dp"});
@@ -292,16 +287,16 @@ TEST_CASE("fully_shard: Module::to() keeps the groups") {
   sharded.model->to(torch::kFloat);
   CommDebugMode comm;
   sharded.model->forward(sharded.x.to(torch::kFloat)).square().sum().backward();
-  CHECK(comm.counts().at("all_gather") == 2 * kBlocks);
-  CHECK(comm.counts().at("reduce_scatter") == kBlocks + 1);
+  CHECK(comm.counts().at("all_gather") == 2 * kStackBlocks);
+  CHECK(comm.counts().at("reduce_scatter") == kStackBlocks + 1);
 }
 
 TEST_CASE("fully_shard: a model made without data keeps its groups in to_empty()") {
-  const DeviceMesh mesh(world(), {4}, {"dp"});
+  const DeviceMesh mesh(four_ranks(), {4}, {"dp"});
   Stack model{nullptr};
   {
     const MeshScope shapes(mesh.meta());
-    model = Stack(kBlocks, kWidth);
+    model = Stack(kStackBlocks, kStackWidth);
   }
   for (const auto& block : *model->blocks) fully_shard(*block, mesh);
   fully_shard(*model, mesh);
@@ -311,9 +306,9 @@ TEST_CASE("fully_shard: a model made without data keeps its groups in to_empty()
     for (const Tensor& p : model->parameters()) p.fill_(0.1);
   }
   CommDebugMode comm;
-  model->forward(ones({8, kWidth}, mesh, {Shard(0)})).sum().backward();
-  CHECK(comm.counts().at("all_gather") == 2 * kBlocks);
-  CHECK(comm.counts().at("reduce_scatter") == kBlocks + 1);
+  model->forward(ones({8, kStackWidth}, mesh, {Shard(0)})).sum().backward();
+  CHECK(comm.counts().at("all_gather") == 2 * kStackBlocks);
+  CHECK(comm.counts().at("reduce_scatter") == kStackBlocks + 1);
 }
 
 namespace {
@@ -366,9 +361,9 @@ TEST_CASE("fully_shard: a step on 64 ranks without data has the collectives of a
   fully_shard(*model, mesh);
   for (int step = 0; step < 2; ++step) {
     CommDebugMode comm;
-    model->forward(ones({64, kWidth}, mesh, {Shard(0)}, {.dtype = torch::kDouble})).sum().backward();
-    CHECK(comm.counts().at("all_gather") == 2 * kBlocks);
-    CHECK(comm.counts().at("reduce_scatter") == kBlocks + 1);
+    model->forward(ones({64, kStackWidth}, mesh, {Shard(0)}, {.dtype = torch::kDouble})).sum().backward();
+    CHECK(comm.counts().at("all_gather") == 2 * kStackBlocks);
+    CHECK(comm.counts().at("reduce_scatter") == kStackBlocks + 1);
     model->zero_grad();
   }
 }
@@ -376,7 +371,7 @@ TEST_CASE("fully_shard: a step on 64 ranks without data has the collectives of a
 TEST_CASE("fully_shard: refusals name the parameter or the mesh dim, and leave the module as it was") {
   using Catch::Contains;
   using testing::error_text;
-  const DeviceMesh mesh(world(), {2, 2}, {"dp", "tp"});
+  const DeviceMesh mesh(four_ranks(), {2, 2}, {"dp", "tp"});
   Stack model = make_stack();
   CHECK_THAT(error_text([&] { fully_shard(*model, DeviceMesh()); }), Contains("[fully_shard] no mesh"));
   CHECK_THAT(error_text([&] { fully_shard(*model, mesh); }), Contains("{.mesh_dim = \"dp\"}"));

@@ -59,7 +59,7 @@ Stack make_stack(c10::ScalarType dtype) {
   return model;
 }
 
-Tensor ids() { return torch::arange(24).view({8, 3}) * 5 % 11; }
+Tensor token_ids() { return torch::arange(24).view({8, 3}) * 5 % 11; }
 
 // Each block in a group of its own, and the rest in another.
 void shard_blocks(Stack& model, const DeviceMesh& mesh, const FullyShardOptions& options) {
@@ -79,7 +79,7 @@ class Autocast {
   Autocast& operator=(const Autocast&) = delete;
 };
 
-Tensor whole(const Tensor& t) { return is_dtensor(t) ? full_tensor(t) : t; }
+Tensor full(const Tensor& t) { return is_dtensor(t) ? full_tensor(t) : t; }
 
 // The bytes of parameters of a module, whole, in elements of `element` bytes.
 int64_t bytes_of(const torch::nn::Module& module, int64_t element) {
@@ -97,7 +97,7 @@ void check_gradients(const torch::nn::Module& model, const torch::nn::Module& pl
     CHECK(gradient.scalar_type() == p.value().scalar_type());
     CHECK(DTensor(gradient).placements() == DTensor(p.value()).placements());
     const Tensor wanted = expected[p.key()].grad().to(torch::kDouble);
-    CHECK((whole(gradient).to(torch::kDouble) - wanted).abs().max().item<double>() <=
+    CHECK((full(gradient).to(torch::kDouble) - wanted).abs().max().item<double>() <=
           tolerance * wanted.abs().max().item<double>());
   }
 }
@@ -124,10 +124,10 @@ TEST_CASE("fully_shard: float64 parameters that are gathered in float32 train as
       INFO("step " << step);
       optimizer.zero_grad();
       plain_optimizer.zero_grad();
-      const Tensor result = model->forward(distribute_tensor(ids(), mesh, rows));
-      const Tensor expected = plain->forward(ids());
+      const Tensor result = model->forward(distribute_tensor(token_ids(), mesh, rows));
+      const Tensor expected = plain->forward(token_ids());
       CHECK(result.scalar_type() == torch::kFloat);
-      CHECK(torch::allclose(whole(result), expected, 1e-4, 1e-5));
+      CHECK(torch::allclose(full(result), expected, 1e-4, 1e-5));
       result.square().sum().backward();
       expected.square().sum().backward();
       check_gradients(*model, *plain, 1e-4);
@@ -145,7 +145,7 @@ TEST_CASE(
     CAPTURE(is_autocast);
     Stack model = make_stack(torch::kFloat);
     shard_blocks(model, mesh, {.mixed_precision = kBFloat16Parameters});
-    const Tensor batch = distribute_tensor(ids(), mesh, {Shard(0)});
+    const Tensor batch = distribute_tensor(token_ids(), mesh, {Shard(0)});
     CommDebugMode comm;
     Tensor loss;
     {
@@ -180,8 +180,8 @@ TEST_CASE("fully_shard: bfloat16 parameters under autocast train as on one devic
     Tensor loss, expected;
     {
       const Autocast autocast;
-      loss = model->forward(distribute_tensor(ids(), mesh, {Shard(0)})).to(torch::kFloat).square().sum();
-      expected = plain->forward(ids()).to(torch::kFloat).square().sum();
+      loss = model->forward(distribute_tensor(token_ids(), mesh, {Shard(0)})).to(torch::kFloat).square().sum();
+      expected = plain->forward(token_ids()).to(torch::kFloat).square().sum();
     }
     loss.backward();
     expected.backward();
@@ -201,11 +201,11 @@ TEST_CASE("fully_shard: gradients are reduced in reduce_dtype, and have the dtyp
   const DeviceMesh mesh(World::local(4), {4}, {"dp"});
   Stack model = make_stack(torch::kDouble), plain = make_stack(torch::kDouble);
   shard_blocks(model, mesh, {.mixed_precision = {.reduce_dtype = torch::kFloat}});
-  const Tensor batch = distribute_tensor(ids(), mesh, {Shard(0)});
+  const Tensor batch = distribute_tensor(token_ids(), mesh, {Shard(0)});
   for (int i = 0; i < 2; ++i) {
     CommDebugMode comm;
     model->forward(batch).square().sum().backward();
-    plain->forward(ids()).square().sum().backward();
+    plain->forward(token_ids()).square().sum().backward();
     for (const CommEvent& e : comm.events()) {
       if (e.cause.op != "gradient" || e.cause.module_path != "blocks.0") continue;
       CHECK(e.bytes < bytes_of(*model->blocks[0], 4));
@@ -218,7 +218,7 @@ TEST_CASE("fully_shard: gradients are reduced in reduce_dtype, and have the dtyp
     const DelayGradientReduction delay;
     model->forward(batch).square().sum().backward();
   }
-  plain->forward(ids()).square().sum().backward();
+  plain->forward(token_ids()).square().sum().backward();
   CommDebugMode comm;
   reduce_gradients(model->parameters());
   CHECK(comm.bytes() < bytes_of(*model, 4));
@@ -237,8 +237,8 @@ TEST_CASE(
   fully_shard(*layer, mesh, {.mixed_precision = kBFloat16Parameters});
   const Tensor result = torch::lerp(distribute_tensor(x, mesh, {Shard(0)}), layer->weight, 0.5);
   CHECK(result.scalar_type() == torch::kFloat);
-  CHECK(torch::equal(whole(result), torch::lerp(x, values.to(torch::kBFloat16).to(torch::kFloat), 0.5)));
-  CHECK(!torch::equal(whole(result), torch::lerp(x, values, 0.5)));
+  CHECK(torch::equal(full(result), torch::lerp(x, values.to(torch::kBFloat16).to(torch::kFloat), 0.5)));
+  CHECK(!torch::equal(full(result), torch::lerp(x, values, 0.5)));
 }
 
 namespace {
@@ -264,7 +264,7 @@ struct LayerOfGroup {
 };
 
 bool are_close(const Tensor& t, const Tensor& expected) {
-  const Tensor wanted = expected.to(torch::kFloat), error = whole(t).to(torch::kFloat) - wanted;
+  const Tensor wanted = expected.to(torch::kFloat), error = full(t).to(torch::kFloat) - wanted;
   return (error.abs().max() <= wanted.abs().max() * 0.03).item<bool>();
 }
 
@@ -290,14 +290,14 @@ TEST_CASE("fully_shard: a cast keeps its values when the parameter is written to
   LayerOfGroup of;
   const Tensor wide = of.x.to(torch::kBFloat16), plain_wide = of.input.to(torch::kBFloat16);
   Tensor cast = of.layer->weight.detach().to(torch::kBFloat16), plain = of.plain->weight.detach().to(torch::kBFloat16);
-  CHECK(torch::equal(whole(torch::mm(wide, cast.t())), torch::mm(plain_wide, plain.t())));
+  CHECK(torch::equal(full(torch::mm(wide, cast.t())), torch::mm(plain_wide, plain.t())));
   of.write_parameters();
-  CHECK(torch::equal(whole(torch::mm(wide, cast.t())), torch::mm(plain_wide, plain.t())));
+  CHECK(torch::equal(full(torch::mm(wide, cast.t())), torch::mm(plain_wide, plain.t())));
   cast = of.layer->weight.detach().to(torch::kBFloat16);
   plain = of.plain->weight.detach().to(torch::kBFloat16);
   cast.set_data(cast + 2);
   plain.set_data(plain + 2);
-  CHECK(torch::equal(whole(torch::mm(wide, cast.t())), torch::mm(plain_wide, plain.t())));
+  CHECK(torch::equal(full(torch::mm(wide, cast.t())), torch::mm(plain_wide, plain.t())));
 }
 
 TEST_CASE("fully_shard: under autocast, which leaves float64 as it is, a product with a float64 parameter is float64") {
@@ -328,7 +328,7 @@ TEST_CASE("fully_shard: a cast that the program writes to, and views of casts, h
   CHECK(comm.total() == 2);  // of the group, and of the cast that was written to
   for (size_t i = 0; i < results.size(); ++i) {
     INFO("product " << i);
-    CHECK(torch::equal(whole(results[i]), expected[i]));
+    CHECK(torch::equal(full(results[i]), expected[i]));
   }
 }
 
@@ -337,7 +337,7 @@ TEST_CASE("fully_shard: evaluation in bfloat16 gathers each group once, and resh
   const MemoryMeter& memory = mesh.world().memory();
   Stack model = make_stack(torch::kFloat);
   shard_blocks(model, mesh, {.mixed_precision = kBFloat16Parameters});
-  const Tensor batch = distribute_tensor(ids(), mesh, {Shard(0)});
+  const Tensor batch = distribute_tensor(token_ids(), mesh, {Shard(0)});
   const int64_t before = memory.live_bytes();
   for (const bool is_autocast : {false, true}) {
     for (const bool inference : {false, true}) {
@@ -387,7 +387,7 @@ TEST_CASE("fully_shard: blocks in bfloat16 inside checkpoint() have the gradient
       Tensor loss;
       {
         const auto autocast = is_autocast ? std::make_unique<Autocast>() : nullptr;
-        Tensor x = model->table(distribute_tensor(ids(), mesh, {Shard(0)}));
+        Tensor x = model->table(distribute_tensor(token_ids(), mesh, {Shard(0)}));
         for (const auto& block : *model->blocks) {
           const auto run = [block](const Tensor& in) { return block->as<Residual>()->forward(in); };
           x = is_checkpoint ? checkpoint(run, x) : run(x);
@@ -399,7 +399,7 @@ TEST_CASE("fully_shard: blocks in bfloat16 inside checkpoint() have the gradient
       CHECK(comm.counts().at("all_gather") == 2 * kBlocks);
     }
     for (size_t i = 0; i < models[0]->parameters().size(); ++i) {
-      CHECK(torch::equal(whole(models[0]->parameters()[i].grad()), whole(models[1]->parameters()[i].grad())));
+      CHECK(torch::equal(full(models[0]->parameters()[i].grad()), full(models[1]->parameters()[i].grad())));
     }
   }
 }
@@ -440,7 +440,7 @@ TEST_CASE("fully_shard: Module::to(bfloat16) keeps groups whose param_dtype is b
   shard_blocks(model, mesh, {.mixed_precision = kBFloat16Parameters});
   model->to(torch::kBFloat16);
   CommDebugMode comm;
-  model->forward(distribute_tensor(ids(), mesh, {Shard(0)})).sum().backward();
+  model->forward(distribute_tensor(token_ids(), mesh, {Shard(0)})).sum().backward();
   CHECK(comm.counts().at("all_gather") == 2 * kBlocks);
   CHECK(comm.counts().at("reduce_scatter") == kBlocks + 1);
   CHECK(model->head->weight.grad().scalar_type() == torch::kBFloat16);

@@ -3,7 +3,6 @@
 #include <torch/nn.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -15,10 +14,13 @@
 #include "mesh/memory_meter.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
+#include "tests/testing/four_ranks.h"
 
 namespace dtensor {
 namespace {
 
+using testing::four_ranks;
+using testing::is_job;
 using torch::Tensor;
 
 struct TwoLayersImpl : torch::nn::Module {
@@ -49,28 +51,21 @@ struct ChainImpl : torch::nn::Module {
 };
 TORCH_MODULE(Chain);
 
-constexpr int64_t kBlocks = 4, kWidth = 5;
+constexpr int64_t kChainBlocks = 4, kChainWidth = 5;
 
 Chain make_chain() {
   torch::manual_seed(3);
-  Chain model(kBlocks, kWidth);
+  Chain model(kChainBlocks, kChainWidth);
   model->to(torch::kDouble);
   return model;
 }
 
-bool is_job() { return std::getenv("WORLD_SIZE") != nullptr; }
-// Of four ranks: in this process, or one in each of four.
-const World& world() {
-  static const World w = is_job() ? World::from_env() : World::local(4);
-  return w;
-}
-
-Tensor batch() { return torch::arange(8 * kWidth, torch::kDouble).view({8, kWidth}).sin(); }
+Tensor chain_batch() { return torch::arange(8 * kChainWidth, torch::kDouble).view({8, kChainWidth}).sin(); }
 
 struct ShardedChain {
-  DeviceMesh mesh{world(), {4}, {"dp"}};
+  DeviceMesh mesh{four_ranks(), {4}, {"dp"}};
   Chain model = make_chain();
-  Tensor x = distribute_tensor(batch(), mesh, {Shard(0)});
+  Tensor x = distribute_tensor(chain_batch(), mesh, {Shard(0)});
 
   explicit ShardedChain(const FullyShardOptions& options = {.prefetch = true}) {
     for (const auto& block : *model->blocks) fully_shard(*block, mesh, options);
@@ -81,9 +76,9 @@ struct ShardedChain {
 
 // What happens, in its order: "gather blocks.0", and "compute blocks.0.up" when a product with a weight has run, in
 // backward "compute". Checks then, in a job, that the next block in the order is still arriving.
-class Record : public internal::CommListener {
+class ForwardRecord : public internal::CommListener {
  public:
-  explicit Record(ChainImpl& model)
+  explicit ForwardRecord(ChainImpl& model)
       : model_(model), guard_([this](internal::Scope& s) { s.listeners.push_back(this); }) {}
   void on_comm(const CommEvent& event, bool before) override {
     if (!before) return;
@@ -94,7 +89,7 @@ class Record : public internal::CommListener {
   void on_work(const internal::WorkEvent& event) override {
     if (event.flops == 0) return;
     lines.push_back(event.backward ? "compute" : "compute " + event.module_path);
-    for (size_t i = 0; i < kBlocks; ++i) {
+    for (size_t i = 0; i < kChainBlocks; ++i) {
       const std::string text = DTensor(model_.block(i).up->weight).explain();
       if (text.find("arriving") != std::string::npos) lines.back() += ", blocks." + std::to_string(i) + " arriving";
     }
@@ -110,7 +105,7 @@ class Record : public internal::CommListener {
   internal::ScopeGuard guard_;
 };
 
-std::string arriving(const std::string& block) { return is_job() ? ", " + block + " arriving" : ""; }
+std::string block_arriving(const std::string& block) { return is_job() ? ", " + block + " arriving" : ""; }
 
 std::map<std::string, int> gathers(const CommDebugMode& comm) {
   std::map<std::string, int> result;
@@ -122,7 +117,7 @@ std::map<std::string, int> gathers(const CommDebugMode& comm) {
 
 void check_gradients(const ShardedChain& sharded) {
   Chain plain = make_chain();
-  plain->forward(batch()).square().sum().backward();
+  plain->forward(chain_batch()).square().sum().backward();
   const auto expected = plain->named_parameters();
   for (const auto& p : sharded.model->named_parameters()) {
     INFO(p.key());
@@ -138,27 +133,27 @@ using Lines = std::vector<std::string>;
 
 TEST_CASE("fully_shard: with prefetch a group's gather begins before the operators of the one before, in forward") {
   ShardedChain sharded;
-  const Record record(*sharded.model);
+  const ForwardRecord record(*sharded.model);
   sharded.loss();
-  CHECK(record.lines == Lines{"gather blocks.0", "gather blocks.1", "compute blocks.0.up" + arriving("blocks.1"),
-                              "compute blocks.0.down" + arriving("blocks.1"), "gather blocks.2",
-                              "compute blocks.1.up" + arriving("blocks.2"),
-                              "compute blocks.1.down" + arriving("blocks.2"), "gather blocks.3",
-                              "compute blocks.2.up" + arriving("blocks.3"),
-                              "compute blocks.2.down" + arriving("blocks.3"), "gather head", "compute blocks.3.up",
+  CHECK(record.lines == Lines{"gather blocks.0", "gather blocks.1", "compute blocks.0.up" + block_arriving("blocks.1"),
+                              "compute blocks.0.down" + block_arriving("blocks.1"), "gather blocks.2",
+                              "compute blocks.1.up" + block_arriving("blocks.2"),
+                              "compute blocks.1.down" + block_arriving("blocks.2"), "gather blocks.3",
+                              "compute blocks.2.up" + block_arriving("blocks.3"),
+                              "compute blocks.2.down" + block_arriving("blocks.3"), "gather head", "compute blocks.3.up",
                               "compute blocks.3.down", "compute head"});
 }
 
 TEST_CASE("fully_shard: with prefetch a group's gather begins before the operators of the one after, in backward") {
   ShardedChain sharded;
   const Tensor loss = sharded.loss();
-  const Record record(*sharded.model);
+  const ForwardRecord record(*sharded.model);
   loss.backward();
   Lines expected{"compute", "compute"};  // the head's
-  for (size_t i = kBlocks; i-- > 1;) {
+  for (size_t i = kChainBlocks; i-- > 1;) {
     const std::string before = "blocks." + std::to_string(i - 1);
     expected.push_back("gather " + before);
-    expected.insert(expected.end(), 4, "compute" + arriving(before));  // block i's: two gradients of each layer
+    expected.insert(expected.end(), 4, "compute" + block_arriving(before));  // block i's: two gradients of each layer
   }
   expected.insert(expected.end(), 3, "compute");  // the input needs no gradient
   CHECK(record.lines == expected);
@@ -175,7 +170,7 @@ TEST_CASE("fully_shard: with prefetch a step has the gathers, reductions and gra
       sharded.loss().backward();
       CHECK(gathers(comm) ==
             Gathers{{"blocks.0", twice}, {"blocks.1", twice}, {"blocks.2", twice}, {"blocks.3", 1}, {"head", 1}});
-      CHECK(comm.counts().at("reduce_scatter") == kBlocks + 1);
+      CHECK(comm.counts().at("reduce_scatter") == kChainBlocks + 1);
       check_gradients(sharded);
     }
   }
@@ -187,7 +182,7 @@ TEST_CASE("fully_shard: with prefetch and bfloat16 parameters a step has as many
   for (ShardedChain* sharded : {&half, &whole}) {
     CommDebugMode comm;
     sharded->loss().backward();
-    CHECK(comm.counts().at("all_gather") == 2 * kBlocks);
+    CHECK(comm.counts().at("all_gather") == 2 * kChainBlocks);
     for (const CommEvent& e : comm.events()) bytes[sharded == &half ? 0 : 1] += e.cause.op == "gather" ? e.bytes : 0;
   }
   CHECK(bytes[0] * 4 == bytes[1]);  // of float64
@@ -209,7 +204,7 @@ TEST_CASE("fully_shard: with prefetch a containing group that is used between bl
   ShardedChain sharded;
   CommDebugMode comm;
   Tensor x = sharded.x;
-  for (size_t i = 0; i < kBlocks; ++i) {
+  for (size_t i = 0; i < kChainBlocks; ++i) {
     x = sharded.model->block(i).forward(x);
     x = x + torch::matmul(sharded.model->head(x), sharded.model->head->weight);
   }
@@ -220,8 +215,8 @@ TEST_CASE("fully_shard: with prefetch a containing group that is used between bl
 TEST_CASE("fully_shard: with prefetch blocks that are used in the reverse order have the right values") {
   ShardedChain sharded;
   Chain plain = make_chain();
-  Tensor x = sharded.x, expected = batch();
-  for (size_t i = kBlocks; i-- > 0;) {
+  Tensor x = sharded.x, expected = chain_batch();
+  for (size_t i = kChainBlocks; i-- > 0;) {
     x = sharded.model->block(i).forward(x);
     expected = plain->block(i).forward(expected);
   }
@@ -232,7 +227,7 @@ TEST_CASE("fully_shard: a write to a parameter whose gather has begun is seen by
   ShardedChain sharded;
   Chain plain = make_chain();
   const torch::NoGradGuard no_grad;
-  const Tensor x = sharded.model->block(0).forward(sharded.x), expected = plain->block(0).forward(batch());
+  const Tensor x = sharded.model->block(0).forward(sharded.x), expected = plain->block(0).forward(chain_batch());
   for (Chain* model : {&sharded.model, &plain}) (*model)->block(1).up->weight.mul_(2);
   CHECK(torch::allclose(full_tensor(sharded.model->block(1).forward(x)), plain->block(1).forward(expected)));
 }
@@ -259,7 +254,7 @@ TEST_CASE(
   using Catch::Contains;
   ShardedChain sharded;
   {
-    Record record(*sharded.model);
+    ForwardRecord record(*sharded.model);
     record.fail("gather", "blocks.2");
     CHECK_THAT(testing::error_text([&] { sharded.loss(); }), Contains("rank 2 does not answer") &&
                                                                  Contains("the parameters of 'blocks.2'") &&

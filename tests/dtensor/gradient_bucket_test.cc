@@ -24,20 +24,20 @@ namespace {
 
 using torch::Tensor;
 
-torch::nn::Sequential make_model() {
+torch::nn::Sequential make_bucket_model() {
   torch::manual_seed(7);
   torch::nn::Sequential model(torch::nn::Linear(5, 7), torch::nn::Tanh(), torch::nn::Linear(7, 3));
   model->to(torch::kDouble);
   return model;
 }
 
-Tensor batch() { return torch::arange(50, torch::kDouble).view({10, 5}).sin(); }
+Tensor wave_batch() { return torch::arange(50, torch::kDouble).view({10, 5}).sin(); }
 Tensor loss_of(torch::nn::Sequential& model, const Tensor& x) { return model->forward(x).pow(2).mean(); }
 
 // Every parameter's gradient equals that on one device, in the parameter's layout.
 void check_gradients(torch::nn::Sequential& model, double times = 1) {
-  torch::nn::Sequential plain = make_model();
-  loss_of(plain, batch()).backward();
+  torch::nn::Sequential plain = make_bucket_model();
+  loss_of(plain, wave_batch()).backward();
   const auto expected = plain->parameters();
   const auto parameters = model->parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -49,12 +49,12 @@ void check_gradients(torch::nn::Sequential& model, double times = 1) {
 }
 
 struct Step {
-  torch::nn::Sequential model = make_model();
+  torch::nn::Sequential model = make_bucket_model();
   DeviceMesh mesh{World::local(4), {4}, {"dp"}};
   Tensor x;
   Step() {
     distribute_module(*model, mesh);
-    x = distribute_tensor(batch(), mesh, {Shard(0)});
+    x = distribute_tensor(wave_batch(), mesh, {Shard(0)});
   }
   std::vector<CommEvent> backward() {
     const Tensor loss = loss_of(model, x);
@@ -114,7 +114,7 @@ TEST_CASE("gradient bucket: a negative limit is an error and changes nothing") {
 }
 
 TEST_CASE("gradient bucket: on the meshes of a two-dimensional job") {
-  torch::nn::Sequential model = make_model();
+  torch::nn::Sequential model = make_bucket_model();
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   int number = 0;
   distribute_module(*model, mesh, [&](const std::string&, torch::nn::Module& module, const DeviceMesh& m) {
@@ -124,7 +124,7 @@ TEST_CASE("gradient bucket: on the meshes of a two-dimensional job") {
       shard_parameter(module, p.key(), m, {Replicate(), over_tp});
     }
   });
-  const Tensor x = distribute_tensor(batch(), mesh, {Shard(0), Replicate()});
+  const Tensor x = distribute_tensor(wave_batch(), mesh, {Shard(0), Replicate()});
   const Tensor loss = loss_of(model, x);
   CommDebugMode comm;
   loss.backward();
@@ -137,7 +137,7 @@ TEST_CASE("gradient bucket: on the meshes of a two-dimensional job") {
 TEST_CASE("gradient bucket: hooks change neither the collectives nor the values") {
   Step step;
   const auto parameters = step.model->parameters();
-  torch::nn::Sequential plain = make_model();
+  torch::nn::Sequential plain = make_bucket_model();
   std::function<Tensor(const Tensor&)> hook;
   SECTION("a hook that keeps the Partial gradient") {
     hook = [kept = std::vector<Tensor>()](const Tensor& g) mutable {
@@ -172,7 +172,7 @@ TEST_CASE("gradient bucket: hooks change neither the collectives nor the values"
   for (const Tensor& p : plain->parameters()) p.register_hook(hook);
   for (int times = 0; times < 2; ++times) {
     loss_of(step.model, step.x).backward();
-    loss_of(plain, batch()).backward();
+    loss_of(plain, wave_batch()).backward();
     for (size_t i = 0; i < parameters.size(); ++i) {
       CHECK(DTensor(parameters[i].grad()).placements() == Placements{Replicate()});
       CHECK(same(parameters[i].grad(), plain->parameters()[i].grad()));
@@ -240,8 +240,8 @@ TEST_CASE("gradient bucket: existing gradients survive a failed backward") {
   const Tensor loss = step.model[2]->as<torch::nn::Linear>()->forward(y.tanh()).pow(2).mean();
   y.register_hook([](const Tensor&) -> Tensor { throw std::runtime_error("no further"); });
   CHECK_THROWS_WITH(loss.backward(), Catch::Contains("no further"));
-  torch::nn::Sequential plain = make_model();
-  loss_of(plain, batch()).backward();
+  torch::nn::Sequential plain = make_bucket_model();
+  loss_of(plain, wave_batch()).backward();
   const auto parameters = step.model->parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
     // Those of the second layer came before the error, and were not reduced yet.

@@ -6,7 +6,6 @@
 #include <torch/optim.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,16 +13,13 @@
 #include "dtensor/dtensor.h"
 #include "mesh/memory_meter.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/four_ranks.h"
 
 namespace dtensor {
 namespace {
 
+using testing::four_ranks;
 using torch::Tensor;
-
-const World& world() {
-  static const World w = std::getenv("WORLD_SIZE") != nullptr ? World::from_env() : World::local(4);
-  return w;
-}
 
 constexpr int64_t kIn = 5, kHidden = 7, kOut = 3, kRows = 10;  // over 4 ranks: none is even
 
@@ -41,12 +37,12 @@ Tensor loss_of(torch::nn::Sequential& model, const Tensor& x) { return model->fo
 // The options of the test's world until the end of the block.
 class Buckets {
  public:
-  explicit Buckets(const GradientBucketOptions& options) { set_gradient_buckets(world(), options); }
-  ~Buckets() { set_gradient_buckets(world(), {}); }
+  explicit Buckets(const GradientBucketOptions& options) { set_gradient_buckets(four_ranks(), options); }
+  ~Buckets() { set_gradient_buckets(four_ranks(), {}); }
 };
 
 struct DataParallel {
-  DeviceMesh mesh{world(), {4}, {"dp"}};
+  DeviceMesh mesh{four_ranks(), {4}, {"dp"}};
   torch::nn::Sequential model = make_model();
 
   DataParallel() { distribute_module(*model, mesh); }
@@ -79,14 +75,14 @@ void check_gradients(torch::nn::Sequential& model, torch::nn::Sequential& plain)
 
 TEST_CASE("gradient buckets: options are those that were set, and a limit alone keeps the others") {
   DataParallel dp;
-  const GradientBucketOptions before = gradient_buckets(world());
+  const GradientBucketOptions before = gradient_buckets(four_ranks());
   CHECK(before.max_bytes == kDefaultGradientBucketBytes);
   CHECK(!before.reduce_dtype);
   CHECK(!before.overlap);
   CHECK(before.order.empty());
   const Buckets buckets({100, torch::kFloat, true, dp.in_order()});
-  limit_gradient_bucket_bytes(world(), 200);
-  const GradientBucketOptions after = gradient_buckets(world());
+  limit_gradient_bucket_bytes(four_ranks(), 200);
+  const GradientBucketOptions after = gradient_buckets(four_ranks());
   CHECK(after.max_bytes == 200);
   CHECK(after.reduce_dtype == torch::kFloat);
   CHECK(after.overlap);
@@ -99,7 +95,7 @@ TEST_CASE("gradient buckets: options that cannot be are errors and change nothin
   using Catch::Contains;
   DataParallel dp;
   const Buckets buckets({.max_bytes = 100, .order = dp.in_order()});
-  const auto set = [](const GradientBucketOptions& options) { set_gradient_buckets(world(), options); };
+  const auto set = [](const GradientBucketOptions& options) { set_gradient_buckets(four_ranks(), options); };
   const auto with_order = [&](std::vector<Tensor> order) { return set({.order = std::move(order)}); };
   const Tensor w = dp.in_order()[0];
   CHECK_THROWS_WITH(set({.max_bytes = -1}), Contains("[set_gradient_buckets] max_bytes is -1: give a limit"));
@@ -110,8 +106,8 @@ TEST_CASE("gradient buckets: options that cannot be are errors and change nothin
   CHECK_THROWS_WITH(with_order({w, w}), Contains("order[1], f64[7, 5]") && Contains("is listed twice"));
   const DeviceMesh other(World::abstract(2), {2}, {"dp"});
   CHECK_THROWS_WITH(with_order({ones({2}, other)}), Contains("of another world"));
-  CHECK(gradient_buckets(world()).max_bytes == 100);
-  CHECK(gradient_buckets(world()).order.size() == 6);
+  CHECK(gradient_buckets(four_ranks()).max_bytes == 100);
+  CHECK(gradient_buckets(four_ranks()).order.size() == 6);
 }
 
 TEST_CASE("gradient buckets: with an order their members do not depend on the graph") {
@@ -140,7 +136,7 @@ TEST_CASE("gradient buckets: with an order their members do not depend on the gr
       CHECK(members == std::vector<std::string>{"0 and 1 more", "2 and 1 more", "4 and 1 more"});
     }
   }
-  limit_gradient_bucket_bytes(world(), 800);  // cuts the same order into others: 784 B and 192 B
+  limit_gradient_bucket_bytes(four_ranks(), 800);  // cuts the same order into others: 784 B and 192 B
   dp.model->zero_grad();
   CommDebugMode comm;
   chain().backward();
@@ -187,12 +183,12 @@ TEST_CASE("gradient buckets: the order holds for parameters that got new data, a
     return reductions(comm).size();
   };
   CHECK(count() == 6);
-  set_gradient_buckets(world(), {});
+  set_gradient_buckets(four_ranks(), {});
   CHECK(count() == 1);
 }
 
 TEST_CASE("gradient buckets: floating-point gradients are reduced in reduce_dtype and cast back") {
-  const DeviceMesh mesh(world(), {4}, {"dp"});
+  const DeviceMesh mesh(four_ranks(), {4}, {"dp"});
   const Buckets buckets({.reduce_dtype = torch::kBFloat16});
   const auto leaf = [&] { return zeros({4}, mesh, {Replicate()}).requires_grad_(); };
   // Rank 0 adds 257, which is 256 in bfloat16, and the others 1 each: 256 + 3 is 260 there.
@@ -214,7 +210,7 @@ TEST_CASE("gradient buckets: floating-point gradients are reduced in reduce_dtyp
 }
 
 TEST_CASE("gradient buckets: gradients that are reduced at once are reduced in reduce_dtype, too") {
-  const DeviceMesh mesh(world(), {4}, {"dp"});
+  const DeviceMesh mesh(four_ranks(), {4}, {"dp"});
   const Buckets buckets({.reduce_dtype = torch::kFloat});
   const Tensor x0 = torch::arange(3200, torch::kDouble).view({400, 8}).sin();
   Tensor w0 = torch::arange(24, torch::kDouble).view({8, 3}).cos().requires_grad_();
@@ -306,7 +302,7 @@ TEST_CASE("gradient buckets: steps with every option equal those of one device, 
 TEST_CASE("gradient buckets: steps with every option equal those of one device, with data and tensor parallelism") {
   for (size_t i = 0; i < all_options({}).size(); ++i) {
     CAPTURE(i);
-    const DeviceMesh mesh(world(), {2, 2}, {"dp", "tp"});
+    const DeviceMesh mesh(four_ranks(), {2, 2}, {"dp", "tp"});
     torch::nn::Sequential model = make_model();
     parallelize_module(*model, mesh, {{"0", ColwiseParallel()}, {"2", RowwiseParallel()}}, {.mesh_dim = "tp"});
     const Buckets buckets(all_options(model->parameters())[i]);
@@ -317,7 +313,7 @@ TEST_CASE("gradient buckets: steps with every option equal those of one device, 
 TEST_CASE("gradient buckets: steps with every option equal those of one device, beside groups of fully_shard") {
   for (size_t i = 0; i < all_options({}).size(); ++i) {
     CAPTURE(i);
-    const DeviceMesh mesh(world(), {4}, {"dp"});
+    const DeviceMesh mesh(four_ranks(), {4}, {"dp"});
     torch::nn::Sequential model = make_model();
     const bool before = i % 2 == 0;
     if (!before) fully_shard(*model[2], mesh);
@@ -329,19 +325,19 @@ TEST_CASE("gradient buckets: steps with every option equal those of one device, 
 }
 
 TEST_CASE("gradient buckets: neither an order nor a group of fully_shard keeps parameters alive") {
-  const MemoryMeter& memory = world().memory();
+  const MemoryMeter& memory = four_ranks().memory();
   for (const bool is_group : {false, true}) {
     CAPTURE(is_group);
     const int64_t before = memory.live_bytes();
     for (int round = 0; round < 2; ++round) {
       DataParallel dp;
       if (is_group) fully_shard(*dp.model, dp.mesh);
-      if (!is_group) set_gradient_buckets(world(), {.max_bytes = 0, .order = dp.in_order()});
+      if (!is_group) set_gradient_buckets(four_ranks(), {.max_bytes = 0, .order = dp.in_order()});
       if (round == 1) loss_of(dp.model, dp.x()).backward();  // unused parameters, too
     }
     CHECK(memory.live_bytes() == before);
-    CHECK(gradient_buckets(world()).order.empty());
-    set_gradient_buckets(world(), {});
+    CHECK(gradient_buckets(four_ranks()).order.empty());
+    set_gradient_buckets(four_ranks(), {});
   }
 }
 

@@ -3,7 +3,6 @@
 #include <torch/autograd.h>
 #include <torch/nn.h>
 
-#include <cstdlib>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -17,58 +16,54 @@
 #include "observe/flight_recorder.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
+#include "tests/testing/four_ranks.h"
 
 namespace dtensor {
 namespace {
 
+using testing::four_ranks;
+using testing::is_job;
 using torch::Tensor;
 using Lines = std::vector<std::string>;
 
-bool is_job() { return std::getenv("WORLD_SIZE") != nullptr; }
-// Of four ranks: in this process, or one in each of four.
-const World& world() {
-  static const World w = is_job() ? World::from_env() : World::local(4);
-  return w;
-}
-
-constexpr int64_t kWidth = 5, kLayers = 4;
+constexpr int64_t kUnits = 5, kLayers = 4;
 
 // Weights "0.weight", "2.weight", "4.weight", "6.weight".
-torch::nn::Sequential make_model() {
+torch::nn::Sequential make_tanh_layers() {
   torch::manual_seed(3);
   torch::nn::Sequential model;
   for (int64_t i = 0; i < kLayers; ++i) {
-    model->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+    model->push_back(torch::nn::Linear(torch::nn::LinearOptions(kUnits, kUnits).bias(false)));
     model->push_back(torch::nn::Tanh());
   }
   model->to(torch::kDouble);
   return model;
 }
 
-Tensor batch() { return torch::arange(10 * kWidth, torch::kDouble).view({10, kWidth}).sin(); }
+Tensor tanh_batch() { return torch::arange(10 * kUnits, torch::kDouble).view({10, kUnits}).sin(); }
 
-struct Chain {
-  DeviceMesh mesh{world(), {4}, {"dp"}};
-  torch::nn::Sequential model = make_model();
+struct TanhLayers {
+  DeviceMesh mesh{four_ranks(), {4}, {"dp"}};
+  torch::nn::Sequential model = make_tanh_layers();
   std::vector<Tensor> weights;
   Tensor x;
 
   // A bucket per weight, which is reduced when its gradient has arrived.
-  explicit Chain(bool overlap = true) {
+  explicit TanhLayers(bool overlap = true) {
     distribute_module(*model, mesh);
     weights = model->parameters();
-    x = distribute_tensor(batch(), mesh, {Shard(0)});
-    set_gradient_buckets(world(), {.max_bytes = 0, .overlap = overlap, .order = weights});
+    x = distribute_tensor(tanh_batch(), mesh, {Shard(0)});
+    set_gradient_buckets(four_ranks(), {.max_bytes = 0, .overlap = overlap, .order = weights});
   }
-  ~Chain() { set_gradient_buckets(world(), {}); }
+  ~TanhLayers() { set_gradient_buckets(four_ranks(), {}); }
   Tensor loss() { return model->forward(x).square().sum(); }
   bool is_arriving(size_t i) const {
     const Tensor& g = weights[i].grad();
     return g.defined() && DTensor(g).explain().find("arriving") != std::string::npos;
   }
   void check_gradients(double times = 1) {
-    torch::nn::Sequential plain = make_model();
-    plain->forward(batch()).square().sum().backward();
+    torch::nn::Sequential plain = make_tanh_layers();
+    plain->forward(tanh_batch()).square().sum().backward();
     for (size_t i = 0; i < weights.size(); ++i) {
       INFO("weight " << i);
       REQUIRE(weights[i].grad().defined());
@@ -80,9 +75,9 @@ struct Chain {
 
 // What happens in backward, in its order: "reduce 6.weight" when its collective begins, and "compute" when a matrix
 // product has run, with the weights whose gradients are on their way then.
-class Record : public internal::CommListener {
+class BackwardRecord : public internal::CommListener {
  public:
-  explicit Record(const Chain& chain)
+  explicit BackwardRecord(const TanhLayers& chain)
       : chain_(chain), guard_([this](internal::Scope& s) { s.listeners.push_back(this); }) {}
   void on_comm(const CommEvent& event, bool before) override {
     if (!before || event.cause.op != "gradient") return;
@@ -101,31 +96,31 @@ class Record : public internal::CommListener {
   Lines lines;
 
  private:
-  const Chain& chain_;
+  const TanhLayers& chain_;
   internal::ScopeGuard guard_;
 };
 
-std::string arriving(const std::string& text) { return is_job() ? text : ""; }
+std::string if_job(const std::string& text) { return is_job() ? text : ""; }
 
 }  // namespace
 
 TEST_CASE("gradient overlap: reductions begin before the operators of earlier layers, and are waited for after them") {
-  Chain chain;
+  TanhLayers chain;
   const Tensor loss = chain.loss();
-  const Record record(chain);
+  const BackwardRecord record(chain);
   loss.backward();
   CHECK(record.lines == Lines{"compute", "compute", "reduce 6.weight",                                              //
-                              "compute" + arriving(" with 6"), "compute" + arriving(" with 6"), "reduce 4.weight",  //
-                              "compute" + arriving(" with 4 with 6"), "compute" + arriving(" with 4 with 6"),       //
-                              "reduce 2.weight", "compute" + arriving(" with 2 with 4 with 6"), "reduce 0.weight"});
+                              "compute" + if_job(" with 6"), "compute" + if_job(" with 6"), "reduce 4.weight",  //
+                              "compute" + if_job(" with 4 with 6"), "compute" + if_job(" with 4 with 6"),       //
+                              "reduce 2.weight", "compute" + if_job(" with 2 with 4 with 6"), "reduce 0.weight"});
   for (size_t i = 0; i < kLayers; ++i) CHECK_FALSE(chain.is_arriving(i));
   chain.check_gradients();
 }
 
 TEST_CASE("gradient overlap: without it the same collectives begin at the same places, and none is under way") {
-  Chain chain(/*overlap=*/false);
+  TanhLayers chain(/*overlap=*/false);
   const Tensor loss = chain.loss();
-  const Record record(chain);
+  const BackwardRecord record(chain);
   loss.backward();
   CHECK(record.lines == Lines{"compute", "compute", "reduce 6.weight", "compute", "compute", "reduce 4.weight",
                               "compute", "compute", "reduce 2.weight", "compute", "reduce 0.weight"});
@@ -133,20 +128,20 @@ TEST_CASE("gradient overlap: without it the same collectives begin at the same p
 }
 
 TEST_CASE("gradient overlap: buckets that are filled as gradients arrive overlap, too") {
-  Chain chain;
-  set_gradient_buckets(world(), {.max_bytes = 2 * kWidth * kWidth * 8, .overlap = true});
+  TanhLayers chain;
+  set_gradient_buckets(four_ranks(), {.max_bytes = 2 * kUnits * kUnits * 8, .overlap = true});
   const Tensor loss = chain.loss();
-  const Record record(chain);
+  const BackwardRecord record(chain);
   loss.backward();
-  const std::string later = arriving(" with 4 with 6");
+  const std::string later = if_job(" with 4 with 6");
   CHECK(record.lines == Lines{"compute", "compute", "compute", "compute", "compute", "compute",
                               "reduce 6.weight and 1 more", "compute" + later, "reduce 2.weight and 1 more"});
   chain.check_gradients();
 }
 
 TEST_CASE("gradient overlap: the flight recorder shows a reduction under way until backward waits for it") {
-  Chain chain;
-  const auto open_reductions = [] {
+  TanhLayers chain;
+  const auto open_collectives = [] {
     std::ostringstream dump;
     dump_flight_recorder(dump);
     int64_t open = 0;
@@ -156,10 +151,11 @@ TEST_CASE("gradient overlap: the flight recorder shows a reduction under way unt
       ++open;
     return open;
   };
+  const int64_t before = open_collectives();  // gathers of other tests that were never waited for
   int64_t during = -1;
   const Tensor y = chain.model[0]->as<torch::nn::Linear>()->forward(chain.x);
   y.register_hook([&](const Tensor& g) {  // three of four have begun
-    during = open_reductions();
+    during = open_collectives() - before;
     return g;
   });
   Tensor z = y;
@@ -168,17 +164,17 @@ TEST_CASE("gradient overlap: the flight recorder shows a reduction under way unt
   }
   z.square().sum().backward();
   CHECK(during == (is_job() ? 3 : 0));
-  CHECK(open_reductions() == 0);
+  CHECK(open_collectives() == before);
   chain.check_gradients();
 }
 
 TEST_CASE("gradient overlap: gradients of several mesh dims, and those of fully_shard, are on their way together") {
-  const DeviceMesh mesh(world(), {2, 2}, {"dp", "tp"});
+  const DeviceMesh mesh(four_ranks(), {2, 2}, {"dp", "tp"});
   const Placements both{Replicate(), Replicate()};
   Tensor a = ones({3, 3}, mesh, both).requires_grad_(), b = ones({3, 3}, mesh, both).requires_grad_();
   torch::nn::Linear sharded(3, 3);
   fully_shard(*sharded, mesh, {.mesh_dim = "dp"});
-  set_gradient_buckets(world(), {.overlap = true, .order = {a, b}});
+  set_gradient_buckets(four_ranks(), {.overlap = true, .order = {a, b}});
   const Tensor x = ones({6, 3}, mesh, {Shard(0), Replicate()}), y = ones({8, 3}, mesh, {Shard(0), Shard(0)});
   Tensor first = ones({2}, mesh, both).requires_grad_();
   Lines seen;
@@ -195,19 +191,19 @@ TEST_CASE("gradient overlap: gradients of several mesh dims, and those of fully_
   CHECK(full_tensor(a.grad()).eq(2 * 6).all().item<bool>());
   CHECK(full_tensor(b.grad()).eq(2 * 8).all().item<bool>());
   CHECK(full_tensor(sharded->weight.grad()).eq(2 * 6).all().item<bool>());
-  set_gradient_buckets(world(), {});
+  set_gradient_buckets(four_ranks(), {});
 }
 
 TEST_CASE("gradient overlap: a hook that reads another .grad waits for it, and changes no collective") {
   for (const bool cast : {false, true}) {
     CAPTURE(cast);
-    Chain chain;
+    TanhLayers chain;
     if (cast)
-      set_gradient_buckets(world(),
+      set_gradient_buckets(four_ranks(),
                            {.max_bytes = 0, .reduce_dtype = torch::kFloat, .overlap = true, .order = chain.weights});
     Tensor read;
     chain.weights[0].register_hook([&](const Tensor& g) {
-      if (!is_job() || world().owned_ranks()[0] == 1)
+      if (!is_job() || four_ranks().owned_ranks()[0] == 1)
         read = DTensor(chain.weights[3].grad()).local(0).clone();  // one rank alone
       return g;
     });
@@ -220,7 +216,7 @@ TEST_CASE("gradient overlap: a hook that reads another .grad waits for it, and c
 }
 
 TEST_CASE("gradient overlap: gradients added to existing ones keep their memory and identity") {
-  Chain chain;
+  TanhLayers chain;
   chain.loss().backward();
   std::vector<Tensor> grads, handles, during;
   for (const Tensor& w : chain.weights) {
@@ -247,7 +243,7 @@ TEST_CASE("gradient overlap: gradients added to existing ones keep their memory 
 }
 
 TEST_CASE("gradient overlap: a gradient that a hook replaces while its reduction goes on stays as the hook says") {
-  Chain chain;
+  TanhLayers chain;
   chain.weights[0].register_hook([&](const Tensor& g) {
     chain.weights[3].mutable_grad() = Tensor();
     chain.weights[2].mutable_grad() = torch::ones_like(chain.weights[2]);
@@ -260,7 +256,7 @@ TEST_CASE("gradient overlap: a gradient that a hook replaces while its reduction
 }
 
 TEST_CASE("gradient overlap: a backward within a backward adds to gradients whose reduction goes on") {
-  Chain chain;
+  TanhLayers chain;
   const auto inner = [&] {
     const at::AutoGradMode grad(true);
     chain.loss().backward();
@@ -280,11 +276,11 @@ TEST_CASE("gradient overlap: a failure names the parameters, and leaves every gr
   for (const bool accumulates : {false, true}) {
     for (const bool overlap : {true, false}) {
       CAPTURE(accumulates, overlap);
-      Chain chain(overlap);
+      TanhLayers chain(overlap);
       if (accumulates) chain.loss().backward();
       const Tensor loss = chain.loss();
       {
-        Record record(chain);
+        BackwardRecord record(chain);
         record.fails = "2.weight";
         const std::string text = testing::error_text([&] { loss.backward(); });
         CHECK_THAT(text, Contains("rank 2 does not answer") && Contains("while reducing the gradients of '2.weight'") &&
@@ -307,7 +303,7 @@ TEST_CASE("gradient overlap: a failure names the parameters, and leaves every gr
 }
 
 TEST_CASE("gradient overlap: a hook that fails leaves every gradient as before, and later steps are right") {
-  Chain chain;
+  TanhLayers chain;
   chain.loss().backward();
   Tensor y = chain.model[0]->as<torch::nn::Linear>()->forward(chain.x);
   y.register_hook([](const Tensor&) -> Tensor { throw std::runtime_error("no further"); });
@@ -321,16 +317,16 @@ TEST_CASE("gradient overlap: a hook that fails leaves every gradient as before, 
 }
 
 TEST_CASE("gradient overlap: no more memory than without it when backward has returned") {
-  const MemoryMeter& memory = world().memory();
+  const MemoryMeter& memory = four_ranks().memory();
   std::vector<int64_t> held;
   for (const bool overlap : {false, true}) {
-    Chain chain(overlap);
+    TanhLayers chain(overlap);
     const int64_t before = memory.live_bytes();
     for (int twice = 0; twice < 2; ++twice) chain.loss().backward();
     held.push_back(memory.live_bytes() - before);
   }
   CHECK(held[0] == held[1]);
-  CHECK(held[0] == kLayers * kWidth * kWidth * 8);
+  CHECK(held[0] == kLayers * kUnits * kUnits * 8);
 }
 
 }  // namespace dtensor

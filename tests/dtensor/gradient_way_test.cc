@@ -16,25 +16,25 @@ namespace {
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
-class Autocast {
+class ScopedAutocast {
  public:
-  Autocast() {
+  ScopedAutocast() {
     at::autocast::set_autocast_enabled(at::kCPU, true);
     at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
   }
-  ~Autocast() {
+  ~ScopedAutocast() {
     at::autocast::clear_cache();
     at::autocast::set_autocast_enabled(at::kCPU, false);
   }
 };
 
-torch::nn::Sequential make_model() {
+torch::nn::Sequential make_autocast_model() {
   torch::manual_seed(5);
   return torch::nn::Sequential(torch::nn::Linear(8, 16), torch::nn::Tanh(), torch::nn::Linear(16, 8),
                                torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})), torch::nn::Linear(8, 4));
 }
 
-Tensor numbers(std::vector<int64_t> sizes, double shift = 0) {
+Tensor counted(std::vector<int64_t> sizes, double shift = 0) {
   return (torch::arange(c10::multiply_integers(sizes), torch::kDouble) + shift).view(sizes).sin();
 }
 
@@ -49,11 +49,11 @@ std::vector<CommEvent> backward(const Tensor& loss) {
 
 TEST_CASE("gradient path: autocast under data parallelism reduces all gradients once, in float32") {
   const DeviceMesh mesh = mesh4();
-  torch::nn::Sequential model = make_model(), plain = make_model();
+  torch::nn::Sequential model = make_autocast_model(), plain = make_autocast_model();
   distribute_module(*model, mesh);
-  const Tensor x = numbers({16, 8}).to(torch::kFloat);
+  const Tensor x = counted({16, 8}).to(torch::kFloat);
   const auto loss_of = [](torch::nn::Sequential& m, const Tensor& input) {
-    const Autocast autocast;
+    const ScopedAutocast autocast;
     return m->forward(input).to(torch::kFloat).pow(2).sum();
   };
   const auto events = backward(loss_of(model, distribute_tensor(x, mesh, {Shard(0)})));
@@ -72,7 +72,7 @@ TEST_CASE("gradient path: autocast under data parallelism reduces all gradients 
 
 TEST_CASE("gradient path: casts of one activation under tensor parallelism are reduced once") {
   const DeviceMesh mesh = mesh4();
-  const Tensor x0 = numbers({6, 8}).to(torch::kFloat);
+  const Tensor x0 = counted({6, 8}).to(torch::kFloat);
   const auto run = [&](const Tensor& x, const Tensors& weights) {
     Tensor h = x.tanh(), sum;
     for (const Tensor& w : weights) {  // column-parallel, on one activation
@@ -83,7 +83,7 @@ TEST_CASE("gradient path: casts of one activation under tensor parallelism are r
   };
   Tensors plain, split;
   for (int i = 0; i < 3; ++i) {
-    plain.push_back(numbers({8, 8}, i).to(torch::kFloat).requires_grad_());
+    plain.push_back(counted({8, 8}, i).to(torch::kFloat).requires_grad_());
     split.push_back(leaf(plain.back(), mesh, {Shard(1)}));
   }
   const Tensor x = leaf(x0, mesh, {Replicate()}), xp = x0.clone().requires_grad_();
@@ -109,11 +109,11 @@ TEST_CASE("gradient path: weights computed from parameters are reduced at the pa
   for (const auto& [name, make] : makes) {
     CAPTURE(name);
     Tensors plain, split;
-    Tensor y0 = numbers({8, 16}), y = distribute_tensor(y0, mesh, {Shard(0)});
+    Tensor y0 = counted({8, 16}), y = distribute_tensor(y0, mesh, {Shard(0)});
     int64_t elements = 0;
     for (int i = 0; i < 3; ++i) {
       for (const auto& sizes : std::vector<std::vector<int64_t>>{{16, 16}, {16, 1}}) {
-        plain.push_back(numbers(sizes, i).requires_grad_());
+        plain.push_back(counted(sizes, i).requires_grad_());
         split.push_back(leaf(plain.back(), mesh, {Replicate()}));
       }
       const size_t v = plain.size() - 2, g = plain.size() - 1;
@@ -136,7 +136,7 @@ TEST_CASE("gradient path: weights computed from parameters are reduced at the pa
 
 TEST_CASE("gradient path: a gradient that is smaller than its parameter's is reduced first") {
   const DeviceMesh mesh = mesh4();
-  const Tensor w0 = numbers({64, 64}), x0 = numbers({8, 1});
+  const Tensor w0 = counted({64, 64}), x0 = counted({8, 1});
   const auto run = [](const Tensor& w, const Tensor& x) { return (x * (w.pow(2).sum() / 4096)).tanh().sum(); };
   const Tensor w = leaf(w0, mesh, {Replicate()}), plain = w0.clone().requires_grad_();
   const auto events = backward(run(w, distribute_tensor(x0, mesh, {Shard(0)})));
@@ -148,7 +148,7 @@ TEST_CASE("gradient path: a gradient that is smaller than its parameter's is red
 
 TEST_CASE("gradient path: gradients of a parameter used in a loop are added before they are reduced") {
   const DeviceMesh mesh = mesh4();
-  const Tensor w0 = numbers({12, 12}), b0 = numbers({12}), x0 = numbers({256, 12});
+  const Tensor w0 = counted({12, 12}), b0 = counted({12}), x0 = counted({256, 12});
   const auto run = [](Tensor x, const Tensor& w, const Tensor& b) {
     for (int step = 0; step < 28; ++step) x = torch::tanh(torch::linear(x, w, b));
     return x.pow(2).sum();

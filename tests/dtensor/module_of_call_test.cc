@@ -16,7 +16,7 @@ namespace {
 using Counts = std::map<std::string, int64_t>;
 using internal::module_of_call;
 
-const DeviceMesh& mesh() {
+const DeviceMesh& test_mesh() {
   static const DeviceMesh m(World::local(2), {2}, {"tp"});
   return m;
 }
@@ -54,12 +54,12 @@ TORCH_MODULE(Model);
 
 Model make_model() {
   Model model;
-  distribute_module(*model, mesh());
+  distribute_module(*model, test_mesh());
   return model;
 }
 
 torch::Tensor batch(const Placements& placements = {Replicate()}) {
-  return distribute_tensor(torch::randn({2, 4, 6}), mesh(), placements);
+  return distribute_tensor(torch::randn({2, 4, 6}), test_mesh(), placements);
 }
 
 Counts counts(const CommDebugMode& comm, bool backward) {
@@ -167,7 +167,7 @@ TEST_CASE("module of a call: unknown without gradients, and where no parameter w
     const torch::NoGradGuard no_grad;
     CHECK(module_of_call(torch::linear(x, model->attention->wq->weight).exp()).empty());
   }
-  const auto own = randn({6, 6}, mesh(), {Replicate()}, {.requires_grad = true});
+  const auto own = randn({6, 6}, test_mesh(), {Replicate()}, {.requires_grad = true});
   CHECK(module_of_call(x).empty());
   CHECK(module_of_call(x.matmul(own).exp()).empty());
   CHECK(module_of_call(torch::linear(x, model->attention->wq->weight).matmul(own)) == "after attention.wq");

@@ -4,7 +4,6 @@
 
 #include <torch/nn.h>
 
-#include <cstdlib>
 #include <map>
 #include <optional>
 #include <string>
@@ -16,39 +15,37 @@
 #include "tests/dtensor/parallel_models.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
+#include "tests/testing/four_ranks.h"
+#include "tests/testing/traffic.h"
 
 namespace dtensor {
 namespace {
 
 namespace nn = torch::nn;
+using testing::Counts;
+using testing::counts_of;
 using testing::error_text;
+using testing::four_ranks;
 using testing::LanguageModel;
 using testing::Mlp;
 using torch::Tensor;
 
-bool is_job() { return std::getenv("WORLD_SIZE") != nullptr; }
-// Of four ranks: in this process, or one in each of four.
-const World& world() {
-  static const World w = is_job() ? World::from_env() : World::local(4);
-  return w;
-}
-
 const DeviceMesh& tp_mesh() {
-  static const DeviceMesh mesh(world(), {4}, {"tp"});
+  static const DeviceMesh mesh(four_ranks(), {4}, {"tp"});
   return mesh;
 }
 const DeviceMesh& dp_tp_mesh() {
-  static const DeviceMesh mesh(world(), {2, 2}, {"dp", "tp"});
+  static const DeviceMesh mesh(four_ranks(), {2, 2}, {"dp", "tp"});
   return mesh;
 }
 
 ParallelPlan mlp_plan() { return {{"up", ColwiseParallel()}, {"down", RowwiseParallel({.output = Shard(1)})}}; }
 
-constexpr int64_t kWidth = 6, kHidden = 10;
+constexpr int64_t kWidth = 6, kMlpHidden = 10;
 
 Mlp make_mlp() {
   torch::manual_seed(1);
-  Mlp model(kWidth, kHidden);
+  Mlp model(kWidth, kMlpHidden);
   model->to(torch::kDouble);
   return model;
 }
@@ -103,19 +100,11 @@ void check_step(const DeviceMesh& mesh, const std::vector<int64_t>& sizes, int64
   check_gradients(sharded.model, plain);
 }
 
-using Counts = std::map<std::string, int64_t>;
-
 struct Step {
   Counts forward, backward;
   int64_t bytes = 0;
   double flops = 0;
 };
-
-Counts counts_of(const CommDebugMode& comm) {
-  Counts counts;
-  for (const auto& [name, n] : comm.counts()) counts[std::string(name)] = n;
-  return counts;
-}
 
 // What a step communicates in a scope of that many chunks; nullopt: without a scope.
 Step measured(const DeviceMesh& mesh, const std::vector<int64_t>& sizes, std::optional<int64_t> chunks) {

@@ -27,7 +27,7 @@ const MixedPrecision kBFloat16Parameters{.param_dtype = torch::kBFloat16};
 const ParallelPlan kMlpPlan{{"up", ColwiseParallel()}, {"down", RowwiseParallel()}};
 
 // The table, the norms of layer 1 and the head have no style.
-ParallelPlan sequence_parallel_plan() {
+ParallelPlan plan_of_some_modules() {
   return {{"layers.0.*norm", SequenceParallel()},
           {"layers.*.attn.w[qkv]", ColwiseParallel()},
           {"layers.*.attn.wo", RowwiseParallel({.output = Shard(1)})},
@@ -51,7 +51,7 @@ M make(c10::ScalarType dtype, Args... args) {
 
 Tensor ids() { return torch::arange(28).view({4, 7}) * 5 % 11; }
 
-double difference(const Tensor& t, const Tensor& plain) {
+double largest_difference(const Tensor& t, const Tensor& plain) {
   const Tensor whole = (is_dtensor(t) ? full_tensor(t) : t).to(torch::kDouble), wanted = plain.to(torch::kDouble);
   return ((whole - wanted).abs().max() / wanted.abs().max()).item<double>();
 }
@@ -64,7 +64,7 @@ void check_gradients(const nn::Module& model, const nn::Module& plain, double to
     REQUIRE(gradient.defined());
     CHECK(gradient.scalar_type() == p.value().scalar_type());
     CHECK(DTensor(gradient).placements() == DTensor(p.value()).placements());
-    CHECK(difference(gradient, expected[p.key()].grad()) < tolerance);
+    CHECK(largest_difference(gradient, expected[p.key()].grad()) < tolerance);
   }
 }
 
@@ -82,7 +82,7 @@ TEST_CASE("mixed precision of styles: float64 parameters that operators take in 
   for (const DeviceMesh& mesh : meshes()) {
     CAPTURE(mesh.to_string());
     auto model = make<LanguageModel>(torch::kDouble, 11, 8), plain = make<LanguageModel>(torch::kFloat, 11, 8);
-    parallelize_module(*model, mesh, sequence_parallel_plan(),
+    parallelize_module(*model, mesh, plan_of_some_modules(),
                        {.mesh_dim = "tp", .mixed_precision = {.param_dtype = torch::kFloat}});
     torch::optim::AdamW optimizer(model->parameters(), 1e-2), plain_optimizer(plain->parameters(), 1e-2);
     for (int step = 0; step < 2; ++step) {
@@ -91,7 +91,7 @@ TEST_CASE("mixed precision of styles: float64 parameters that operators take in 
       plain_optimizer.zero_grad();
       const Tensor result = model(batch_on(mesh, ids())), expected = plain(ids());
       CHECK(result.scalar_type() == torch::kFloat);
-      CHECK(difference(result, expected) < 1e-4);
+      CHECK(largest_difference(result, expected) < 1e-4);
       result.square().sum().backward();
       expected.square().sum().backward();
       check_gradients(*model, *plain, 1e-3);
@@ -146,7 +146,7 @@ TEST_CASE("mixed precision of styles: gradients are reduced in reduce_dtype, and
     if (is_delayed) reduce_gradients(mlp->parameters());
     plain(input).square().sum().backward();
     check_gradients(*mlp, *plain, 1e-6);
-    CHECK(difference(mlp->up->weight.grad(), plain->up->weight.grad()) > 1e-12);  // rounded
+    CHECK(largest_difference(mlp->up->weight.grad(), plain->up->weight.grad()) > 1e-12);  // rounded
     const auto reductions = reductions_of(comm);
     REQUIRE(reductions.size() == 1);
     CHECK(reductions[0].dtype == torch::kFloat);
@@ -157,12 +157,12 @@ TEST_CASE("mixed precision of styles: in bfloat16 a model gives what the rounded
   for (const DeviceMesh& mesh : meshes()) {
     CAPTURE(mesh.to_string());
     auto model = make<LanguageModel>(torch::kFloat, 11, 8), plain = make<LanguageModel>(torch::kFloat, 11, 8);
-    parallelize_module(*model, mesh, sequence_parallel_plan(),
+    parallelize_module(*model, mesh, plan_of_some_modules(),
                        {.mesh_dim = "tp", .mixed_precision = kBFloat16Parameters});
     const Tensor result = model(batch_on(mesh, ids())), expected = plain(ids());
     CHECK(result.scalar_type() == torch::kBFloat16);
-    CHECK(difference(result, expected) < 0.05);
-    CHECK(difference(result, expected) > 1e-4);
+    CHECK(largest_difference(result, expected) < 0.05);
+    CHECK(largest_difference(result, expected) > 1e-4);
     result.to(torch::kFloat).square().sum().backward();
     expected.square().sum().backward();
     check_gradients(*model, *plain, 0.1);

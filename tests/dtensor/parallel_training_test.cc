@@ -10,6 +10,7 @@
 #include "tests/dtensor/parallel_models.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
+#include "tests/testing/traffic.h"
 
 namespace dtensor {
 namespace {
@@ -17,20 +18,14 @@ namespace {
 namespace nn = torch::nn;
 using testing::Attention;
 using testing::batch_on;
+using testing::Counts;
+using testing::counts_of;
 using testing::error_text;
 using testing::HandNorm;
 using testing::LanguageModel;
 using testing::sequence_parallel_plan;
 using testing::style_meshes;
 using torch::Tensor;
-
-using Counts = std::map<std::string, int64_t>;
-
-Counts counts_of(const CommDebugMode& comm) {
-  Counts counts;
-  for (const auto& [name, n] : comm.counts()) counts[std::string(name)] = n;
-  return counts;
-}
 
 }  // namespace
 

@@ -12,12 +12,15 @@
 #include "tests/dtensor/parallel_models.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
+#include "tests/testing/traffic.h"
 
 namespace dtensor {
 namespace {
 
 namespace nn = torch::nn;
 using testing::batch_on;
+using testing::Counts;
+using testing::counts_of;
 using testing::Mlp;
 using testing::style_meshes;
 using torch::Tensor;
@@ -52,14 +55,6 @@ void check_like_plain(const MakeModule& make, const ParallelStyle& style, const 
     }
     check_styles_ran(*model.ptr());
   }
-}
-
-using Counts = std::map<std::string, int64_t>;
-
-Counts counts_of(const CommDebugMode& comm) {
-  Counts counts;
-  for (const auto& [name, n] : comm.counts()) counts[std::string(name)] = n;
-  return counts;
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ using torch::Tensor;
 constexpr int64_t kRow = 16;               // elements
 constexpr int64_t kWhole = 16 * kRow * 8;  // bytes that matrix_exp() gathers for rows()
 
-DeviceMesh mesh_of(bool abstract) { return DeviceMesh(abstract ? World::abstract(4) : World::local(4), {4}, {"dp"}); }
+DeviceMesh replicas_mesh(bool abstract) { return DeviceMesh(abstract ? World::abstract(4) : World::local(4), {4}, {"dp"}); }
 
 // A square matrix sharded by rows, in float64, which matrix_exp() gathers.
 Tensor rows(const DeviceMesh& mesh) { return ones({16, kRow}, mesh, {Shard(0)}, {.dtype = torch::kDouble}) / 8; }
@@ -46,7 +46,7 @@ int64_t calls_to_gather(const Tensor& t) {
 }
 
 TEST_CASE("layout cache: the least recently used entry is evicted first", "[dtensor][remembered]") {
-  const DeviceMesh mesh = mesh_of(GENERATE(false, true));
+  const DeviceMesh mesh = replicas_mesh(GENERATE(false, true));
   limit_remembered_bytes(mesh.world(), 2 * kWhole);
   const Tensor a = rows(mesh), b = rows(mesh), c = rows(mesh);
   CHECK(calls_to_gather(a) == 1);
@@ -61,7 +61,7 @@ TEST_CASE("layout cache: the least recently used entry is evicted first", "[dten
 }
 
 TEST_CASE("layout cache: eviction does not depend on when tensors are freed", "[dtensor][remembered]") {
-  const DeviceMesh mesh = mesh_of(false);
+  const DeviceMesh mesh = replicas_mesh(false);
   limit_remembered_bytes(mesh.world(), 2 * kWhole);
   for (const bool keep : {false, true}) {
     const Tensor a = rows(mesh);
@@ -75,7 +75,7 @@ TEST_CASE("layout cache: eviction does not depend on when tensors are freed", "[
 }
 
 TEST_CASE("layout cache: limit 0 caches nothing, and a smaller limit applies at once", "[dtensor][remembered]") {
-  const DeviceMesh mesh = mesh_of(GENERATE(false, true));
+  const DeviceMesh mesh = replicas_mesh(GENERATE(false, true));
   const World& world = mesh.world();
   const Tensor a = rows(mesh);
   CHECK(calls_to_gather(a) == 1);
@@ -96,7 +96,7 @@ TEST_CASE("layout cache: limit 0 caches nothing, and a smaller limit applies at 
 }
 
 TEST_CASE("layout cache: the memory meter counts entries, and a write drops them", "[dtensor][remembered]") {
-  const DeviceMesh mesh = mesh_of(GENERATE(false, true));
+  const DeviceMesh mesh = replicas_mesh(GENERATE(false, true));
   const MemoryMeter& memory = mesh.world().memory();
   const Tensor a = rows(mesh);
   const int64_t own = memory.live_bytes();
@@ -108,7 +108,7 @@ TEST_CASE("layout cache: the memory meter counts entries, and a write drops them
 }
 
 TEST_CASE("layout cache: empty after backward", "[dtensor][remembered]") {
-  const DeviceMesh mesh = mesh_of(false);
+  const DeviceMesh mesh = replicas_mesh(false);
   const MemoryMeter& memory = mesh.world().memory();
   const Tensor w = rows(mesh).detach().requires_grad_(), x = rows(mesh);
   const int64_t own = memory.live_bytes();
@@ -136,7 +136,7 @@ TEST_CASE("layout cache: meshes on other ranks have a limit of their own", "[dte
 }
 
 TEST_CASE("layout cache: reading parts does not change it", "[dtensor][remembered]") {
-  const DeviceMesh mesh = mesh_of(false);
+  const DeviceMesh mesh = replicas_mesh(false);
   const Tensor a = rows(mesh);
   CHECK(calls_to_gather(a) == 1);
   DTensor(a).locals()[0].sum();
@@ -150,7 +150,7 @@ TEST_CASE("layout cache: reading parts does not change it", "[dtensor][remembere
 
 // Larger than the data of a rank's step, so that the weight is gathered and not the data.
 TEST_CASE("layout cache: a weight that a loop reads in 28 steps is gathered once", "[dtensor][remembered]") {
-  const DeviceMesh mesh = mesh_of(true);
+  const DeviceMesh mesh = replicas_mesh(true);
   const Tensor weight = ones({1024, 1024}, mesh, {Shard(0)}, {.dtype = torch::kDouble}).requires_grad_();  // 8 MiB
   Tensor x = ones({1 << 15, 1024}, mesh, {Shard(0)}, {.dtype = torch::kDouble});
   CommDebugMode comm;

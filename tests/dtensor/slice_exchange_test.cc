@@ -17,6 +17,7 @@
 #include "observe/comm_debug_mode.h"
 #include "plan/layout.h"
 #include "tests/dtensor/view_pairs.h"
+#include "tests/testing/traffic.h"
 
 namespace dtensor::testing {
 namespace {
@@ -151,33 +152,20 @@ TEST_CASE("slices: a stencil exchanges borders once per round with one device's 
   }
 }
 
-struct Traffic {
-  int64_t calls = 0, bytes = 0;
-  friend bool operator==(const Traffic&, const Traffic&) = default;
-};
-std::ostream& operator<<(std::ostream& os, const Traffic& m) { return os << m.calls << " calls, " << m.bytes << " B"; }
-
-template <typename F>
-Traffic traffic_of(const F& f) {
-  CommDebugMode comm;
-  f();
-  return {comm.total(), comm.bytes()};
-}
-
 TEST_CASE("slices: the first round fetches the declared ghost region, and each write updates it") {
   const DeviceMesh mesh(World::abstract(16), {4, 4});
   Grids g = {zeros({64, 64}, mesh, {Shard(0), Shard(1)})};
   set_ghost_width(g[0], {1, 1});
   const int64_t borders = (18 * 18 - 16 * 16) * 4;
-  CHECK(traffic_of([&] { heat(g); }) == Traffic{2, 2 * borders});
-  for (int round = 0; round < 3; ++round) CHECK(traffic_of([&] { heat(g); }) == Traffic{1, borders});
+  CHECK(traffic([&] { heat(g); }) == Traffic{2, 2 * borders});
+  for (int round = 0; round < 3; ++round) CHECK(traffic([&] { heat(g); }) == Traffic{1, borders});
   // In 3-D.
   const DeviceMesh cube(World::abstract(64), {4, 4, 4});
   Grids h = {zeros({64, 64, 64}, cube, {Shard(0), Shard(1), Shard(2)})};
   set_ghost_width(h[0], {1, 1, 1});
   const int64_t faces = (18 * 18 * 18 - 16 * 16 * 16) * 4;
-  CHECK(traffic_of([&] { heat(h); }) == Traffic{2, 2 * faces});
-  for (int round = 0; round < 3; ++round) CHECK(traffic_of([&] { heat(h); }) == Traffic{1, faces});
+  CHECK(traffic([&] { heat(h); }) == Traffic{2, 2 * faces});
+  for (int round = 0; round < 3; ++round) CHECK(traffic([&] { heat(h); }) == Traffic{1, faces});
 }
 
 TEST_CASE("slices: windows that are only sliced or overwritten are not fetched") {
@@ -185,11 +173,11 @@ TEST_CASE("slices: windows that are only sliced or overwritten are not fetched")
     const DeviceMesh mesh(world, {4});
     const Tensor x = zeros({40, 5}, mesh, {Shard(0)});
     Tensor part;
-    CHECK(traffic_of([&] { part = x.slice(0, 1, 39).slice(0, 1, -1); }) == Traffic{0, 0});
-    CHECK(traffic_of([&] { part.fill_(3); }).calls == 1);  // the elements that ranks store
-    CHECK(traffic_of([&] { part * 1; }) == Traffic{0, 0});
-    CHECK(traffic_of([&] { x.select(0, 7).zero_(); }) == Traffic{0, 0});
-    CHECK(traffic_of([&] { x.slice(0, 1, 39).add_(1); }).calls == 2);
+    CHECK(traffic([&] { part = x.slice(0, 1, 39).slice(0, 1, -1); }) == Traffic{0, 0});
+    CHECK(traffic([&] { part.fill_(3); }).calls == 1);  // the elements that ranks store
+    CHECK(traffic([&] { part * 1; }) == Traffic{0, 0});
+    CHECK(traffic([&] { x.select(0, 7).zero_(); }) == Traffic{0, 0});
+    CHECK(traffic([&] { x.slice(0, 1, 39).add_(1); }).calls == 2);
   }
   Pair x = make({40, 5}, mesh_of(4), {Shard(0)});
   for (const Tensor& t : {x.plain, x.distributed}) {
@@ -214,7 +202,7 @@ TEST_CASE("slices: without a ghost width, a slice fetches the elements that rank
   // Slices of one of several time steps: those of the others are not fetched.
   const Tensor steps = zeros({9, 400}, mesh, {Shard(1)});
   for (int64_t k = 0; k < 8; ++k) {
-    const auto of_a_step = traffic_of([&] {
+    const auto of_a_step = traffic([&] {
       const Tensor u = steps[k];
       steps[k + 1].narrow(0, 1, 398).copy_(u.narrow(0, 0, 398) + u.narrow(0, 2, 398));
     });

@@ -21,7 +21,7 @@ namespace {
 using torch::Tensor;
 
 // Sizes that four ranks cannot share evenly, and a parameter with fewer elements than ranks.
-torch::nn::Sequential make_layers() {
+torch::nn::Sequential make_optimized_layers() {
   torch::manual_seed(3);
   torch::nn::Sequential model(torch::nn::Linear(6, 7), torch::nn::Tanh(), torch::nn::Linear(7, 8), torch::nn::Tanh(),
                               torch::nn::Linear(8, 3));
@@ -32,7 +32,7 @@ torch::nn::Sequential make_layers() {
 Tensor batch(int64_t i) { return torch::arange(48 * i, 48 * (i + 1), torch::kDouble).view({8, 6}).sin(); }
 
 // Over tp by rows and columns; everything is replicated over dp.
-void shard_layers(const std::string& name, torch::nn::Module& module, const DeviceMesh& mesh) {
+void shard_optimized_layers(const std::string& name, torch::nn::Module& module, const DeviceMesh& mesh) {
   if (name == "0") shard_parameter(module, "weight", mesh, {Replicate(), Shard(0)});
   if (name == "2") shard_parameter(module, "weight", mesh, {Replicate(), Shard(1)});
 }
@@ -40,8 +40,8 @@ void shard_layers(const std::string& name, torch::nn::Module& module, const Devi
 struct Distributed {
   World world = World::local(8);
   DeviceMesh mesh{world, {4, 2}, {"dp", "tp"}};
-  torch::nn::Sequential model = make_layers();
-  Distributed() { distribute_module(*model, mesh, shard_layers); }
+  torch::nn::Sequential model = make_optimized_layers();
+  Distributed() { distribute_module(*model, mesh, shard_optimized_layers); }
 
   Tensor loss(int64_t step) {
     return model->forward(distribute_tensor(batch(step), mesh, {Shard(0), Replicate()})).pow(2).mean();
@@ -61,7 +61,7 @@ void check_parameters(torch::nn::Sequential& model, torch::nn::Sequential& plain
 template <typename Optimizer, typename Options>
 void check_steps(const Options& options, bool delayed) {
   INFO(typeid(Optimizer).name() << (delayed ? ", Partial gradients" : ""));
-  torch::nn::Sequential plain = make_layers();
+  torch::nn::Sequential plain = make_optimized_layers();
   Optimizer plain_optimizer(plain->parameters(), options);
   Distributed d;
   ZeroRedundancyOptimizer<Optimizer> optimizer({.mesh_dim = "dp"}, d.model->parameters(), options);
@@ -137,7 +137,7 @@ TEST_CASE("parameters are gathered one by one if the limit of buckets is 0") {
 
 TEST_CASE("sharded states are saved and loaded, by either kind of optimizer, and training goes on alike") {
   const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/optimizer.pt";
-  torch::nn::Sequential plain = make_layers();
+  torch::nn::Sequential plain = make_optimized_layers();
   torch::optim::AdamW plain_optimizer(plain->parameters(), 1e-2);
   Distributed first;
   ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer({.mesh_dim = "dp"}, first.model->parameters(), 1e-2);
@@ -263,13 +263,13 @@ TEST_CASE("parameters and gradients have their values from before a step that th
   const torch::NoGradGuard no_grad;
   const Tensor p = d.model->parameters()[0], gradient = p.grad();
   CHECK_THROWS_WITH(optimizer.step(), "no step today");
-  torch::nn::Sequential plain = make_layers();
+  torch::nn::Sequential plain = make_optimized_layers();
   check_parameters(d.model, plain);
   CHECK(p.grad().is_same(gradient));
 }
 
 TEST_CASE("closures, learning rate schedulers, frozen parameters and GradScaler work with sharded states") {
-  torch::nn::Sequential plain = make_layers();
+  torch::nn::Sequential plain = make_optimized_layers();
   torch::optim::SGD plain_optimizer(plain->parameters(), 0.1);
   Distributed d;
   ZeroRedundancyOptimizer<torch::optim::SGD> optimizer({.mesh_dim = "dp"}, d.model->parameters(), 0.1);
@@ -307,7 +307,7 @@ TEST_CASE("a mesh dim that no parameter has is an error that names the meshes") 
   CHECK_THROWS_WITH(Zero({.mesh_dim = "pp"}, d.model->parameters(), 0.1),
                     Contains("mesh_dim is 'pp'") && Contains("mesh(dp=4, tp=2)"));
   CHECK_THROWS_WITH(Zero({}, d.model->parameters(), 0.1), Contains("name the dim"));
-  CHECK_THROWS_WITH(Zero({.mesh_dim = "dp"}, make_layers()->parameters(), 0.1), Contains("none is distributed"));
+  CHECK_THROWS_WITH(Zero({.mesh_dim = "dp"}, make_optimized_layers()->parameters(), 0.1), Contains("none is distributed"));
 }
 
 }  // namespace

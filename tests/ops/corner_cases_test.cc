@@ -25,12 +25,12 @@ namespace {
 
 using OptionalTensors = c10::List<std::optional<at::Tensor>>;
 
-struct Call {
+struct CornerCase {
   std::string op;
   std::vector<c10::IValue> args;
 };
 
-const c10::IValue kNone;
+const c10::IValue kAbsent;
 
 c10::IValue laid_out(const c10::IValue& value, const DeviceMesh& mesh, int64_t dim) {
   const auto one = [&](const at::Tensor& t) {
@@ -45,7 +45,7 @@ c10::IValue laid_out(const c10::IValue& value, const DeviceMesh& mesh, int64_t d
 }
 
 // In every layout of one kind on three ranks.
-void check(const Call& call) {
+void check_case(const CornerCase& call) {
   std::vector<c10::IValue> plain;
   for (const auto& a : call.args) plain.push_back(a.isTensor() ? c10::IValue(a.toTensor().clone()) : a);
   const std::vector<at::Tensor> expected = call_op(call.op, plain);
@@ -61,7 +61,7 @@ void check(const Call& call) {
   }
 }
 
-at::Tensor numbers(at::IntArrayRef sizes, c10::ScalarType dtype = at::kDouble) {
+at::Tensor counted(at::IntArrayRef sizes, c10::ScalarType dtype = at::kDouble) {
   return at::arange(1, c10::multiply_integers(sizes) + 1, at::kDouble).view(sizes).to(dtype);
 }
 
@@ -70,13 +70,13 @@ at::Tensor numbers(at::IntArrayRef sizes, c10::ScalarType dtype = at::kDouble) {
 TEST_CASE("reductions to nothing and of nothing", "[corner]") {
   const c10::List<int64_t> last({1}), first({0});
   for (const char* op : {"aten::amax", "aten::amin", "aten::sum.dim_IntList", "aten::mean.dim"})
-    check({op, {at::zeros({0, 4}, at::kDouble), last, true}});
-  check({"aten::amax", {at::zeros({0, 4}, at::kComplexDouble), last}});
+    check_case({op, {at::zeros({0, 4}, at::kDouble), last, true}});
+  check_case({"aten::amax", {at::zeros({0, 4}, at::kComplexDouble), last}});
   for (const double p : {-1., -1.5, 0., 2.}) {
-    check({"aten::linalg_vector_norm", {at::zeros({0, 4}, at::kDouble), p, last}});
-    check({"aten::norm.ScalarOpt_dim", {at::zeros({4, 0}, at::kDouble), p, first}});
+    check_case({"aten::linalg_vector_norm", {at::zeros({0, 4}, at::kDouble), p, last}});
+    check_case({"aten::norm.ScalarOpt_dim", {at::zeros({4, 0}, at::kDouble), p, first}});
   }
-  check({"aten::pairwise_distance", {at::zeros({0, 4}, at::kDouble), at::zeros({0, 4}, at::kDouble), -1.}});
+  check_case({"aten::pairwise_distance", {at::zeros({0, 4}, at::kDouble), at::zeros({0, 4}, at::kDouble), -1.}});
   const auto empty = lay_out(at::zeros({4, 0}, at::kDouble), test_meshes()[2], {Shard(0)});
   CHECK_THROWS_WITH(call_op("aten::linalg_vector_norm", {empty, -1., last}),
                     Catch::Contains("does not have an identity"));
@@ -84,47 +84,47 @@ TEST_CASE("reductions to nothing and of nothing", "[corner]") {
 
 TEST_CASE("binary cross entropy with a target of another shape", "[corner]") {
   const auto p = at::rand({2, 3}, at::kDouble), line = at::rand({2}, at::kDouble);
-  check({"aten::binary_cross_entropy", {p, at::tensor(0.25, at::kDouble), kNone, 0}});
-  check({"aten::binary_cross_entropy", {p, at::rand({3}, at::kDouble), kNone, 1}});
-  check({"aten::binary_cross_entropy", {line, at::rand({1, 1}, at::kDouble), kNone, 0}});
-  check({"aten::binary_cross_entropy", {line, at::rand({2, 1}, at::kDouble), kNone, 2}});
+  check_case({"aten::binary_cross_entropy", {p, at::tensor(0.25, at::kDouble), kAbsent, 0}});
+  check_case({"aten::binary_cross_entropy", {p, at::rand({3}, at::kDouble), kAbsent, 1}});
+  check_case({"aten::binary_cross_entropy", {line, at::rand({1, 1}, at::kDouble), kAbsent, 0}});
+  check_case({"aten::binary_cross_entropy", {line, at::rand({2, 1}, at::kDouble), kAbsent, 2}});
 }
 
 TEST_CASE("sums of powers accept the same arguments as ATen", "[corner]") {
-  check({"aten::linalg__powsum", {numbers({0, 3}, at::kInt), 2}});
-  check({"aten::linalg__powsum", {numbers({4, 3}), 3, c10::List<int64_t>({0})}});
-  check({"aten::linalg__powsum", {numbers({4, 3}, at::kFloat), 2, kNone, false, at::kDouble}});
-  const auto z = at::complex(numbers({4, 1}), numbers({4, 1}));
-  check({"aten::linalg__powsum", {z, 2, kNone, false, at::kDouble}});
+  check_case({"aten::linalg__powsum", {counted({0, 3}, at::kInt), 2}});
+  check_case({"aten::linalg__powsum", {counted({4, 3}), 3, c10::List<int64_t>({0})}});
+  check_case({"aten::linalg__powsum", {counted({4, 3}, at::kFloat), 2, kAbsent, false, at::kDouble}});
+  const auto z = at::complex(counted({4, 1}), counted({4, 1}));
+  check_case({"aten::linalg__powsum", {z, 2, kAbsent, false, at::kDouble}});
 }
 
 TEST_CASE("writes by an empty index, and of other dtypes", "[corner]") {
   const auto index = at::tensor({0, 7}, at::kLong);
-  check({"aten::index_add", {at::zeros({4, 0}, at::kDouble), 0, index, at::zeros({2, 0}, at::kDouble)}});
-  check({"aten::index_copy",
+  check_case({"aten::index_add", {at::zeros({4, 0}, at::kDouble), 0, index, at::zeros({2, 0}, at::kDouble)}});
+  check_case({"aten::index_copy",
          {at::zeros({4, 0}, at::kDouble), 0, at::tensor({0, 3}, at::kLong), at::zeros({2, 0}, at::kDouble)}});
-  const auto mask = numbers({4, 3}).gt(5);
+  const auto mask = counted({4, 3}).gt(5);
   for (const char* op : {"aten::index_put", "aten::index_put_"}) {
-    check({op, {numbers({4, 3}), OptionalTensors({mask}), at::ones({1}, at::kBool)}});
-    check({op, {numbers({4, 3}, at::kInt), OptionalTensors({mask}), at::ones({}, at::kBool)}});
+    check_case({op, {counted({4, 3}), OptionalTensors({mask}), at::ones({1}, at::kBool)}});
+    check_case({op, {counted({4, 3}, at::kInt), OptionalTensors({mask}), at::ones({}, at::kBool)}});
   }
-  check({"aten::index_put.out",
-         {numbers({4, 3}), OptionalTensors({mask}), at::ones({1}, at::kBool), false, at::zeros({4, 3}, at::kDouble)}});
+  check_case({"aten::index_put.out",
+         {counted({4, 3}), OptionalTensors({mask}), at::ones({1}, at::kBool), false, at::zeros({4, 3}, at::kDouble)}});
 }
 
 TEST_CASE("numbers with integer tensors on a rank without elements", "[corner]") {
-  check({"aten::addbmm",
-         {numbers({2, 2}, at::kInt), numbers({2, 2, 3}, at::kInt), numbers({2, 3, 2}, at::kInt), 1., 1.}});
-  check({"aten::baddbmm",
-         {numbers({2, 2, 2}, at::kInt), numbers({2, 2, 2}, at::kInt), numbers({2, 2, 2}, at::kInt), 2.5, 1.}});
-  check({"aten::addmm", {numbers({2, 1}, at::kInt), numbers({2, 2}, at::kInt), numbers({2, 1}, at::kInt), 1., 1}});
-  check({"aten::addmv", {numbers({2}, at::kInt), numbers({2, 2}, at::kInt), numbers({2}, at::kInt), 3., 1.}});
-  check({"aten::addr", {numbers({4, 3}, at::kInt), numbers({4}), numbers({3}), 0.5, 0.25}});
-  check({"aten::floor_divide.Scalar", {at::zeros({0, 4}, at::kBool), 0}});
+  check_case({"aten::addbmm",
+         {counted({2, 2}, at::kInt), counted({2, 2, 3}, at::kInt), counted({2, 3, 2}, at::kInt), 1., 1.}});
+  check_case({"aten::baddbmm",
+         {counted({2, 2, 2}, at::kInt), counted({2, 2, 2}, at::kInt), counted({2, 2, 2}, at::kInt), 2.5, 1.}});
+  check_case({"aten::addmm", {counted({2, 1}, at::kInt), counted({2, 2}, at::kInt), counted({2, 1}, at::kInt), 1., 1}});
+  check_case({"aten::addmv", {counted({2}, at::kInt), counted({2, 2}, at::kInt), counted({2}, at::kInt), 3., 1.}});
+  check_case({"aten::addr", {counted({4, 3}, at::kInt), counted({4}), counted({3}), 0.5, 0.25}});
+  check_case({"aten::floor_divide.Scalar", {at::zeros({0, 4}, at::kBool), 0}});
 }
 
 TEST_CASE("addr with beta = 0 has the strides of its bias", "[corner]") {
-  const auto bias = numbers({3, 4}), column = numbers({4}), row = numbers({3});
+  const auto bias = counted({3, 4}), column = counted({4}), row = counted({3});
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
     const auto x = lay_out(bias, test_meshes()[2], {p}), v = lay_out(column, test_meshes()[2], {Replicate()}),
                w = lay_out(row, test_meshes()[2], {Replicate()});
@@ -142,7 +142,7 @@ TEST_CASE("addr with beta = 0 has the strides of its bias", "[corner]") {
 }
 
 TEST_CASE("writes by an empty index give row-major results", "[corner]") {
-  const auto full = numbers({3, 2}), nothing = at::zeros({2, 0}, at::kDouble);
+  const auto full = counted({3, 2}), nothing = at::zeros({2, 0}, at::kDouble);
   const auto index = at::zeros({0}, at::kLong);
   const DeviceMesh& mesh = test_meshes()[2];
   const auto x = lay_out(full, mesh, {Shard(1)}), i = lay_out(index, mesh, {Replicate()}),
@@ -153,13 +153,13 @@ TEST_CASE("writes by an empty index give row-major results", "[corner]") {
 }
 
 TEST_CASE("as_strided of a copied view addresses only the copy's elements", "[corner]") {
-  const auto x = lay_out(numbers({4, 1}), test_meshes()[2], {Replicate()});
+  const auto x = lay_out(counted({4, 1}), test_meshes()[2], {Replicate()});
   const auto pairs = call_op("aten::view_as_complex", {x.as_strided({1, 3}, {3, 1}).reshape({-1}).unfold(0, 2, 3)})[0];
   CHECK_THROWS_WITH(pairs.as_strided({1, 2}, {4, 1}), Catch::Contains("reach beyond the tensor"));
 }
 
 TEST_CASE("zero and backward of elementwise losses have ATen's strides", "[corner]") {
-  const auto full = numbers({2, 3});
+  const auto full = counted({2, 3});
   const auto x = lay_out(full, test_meshes()[2], {Shard(1)});
   CHECK(call_op("aten::zero", {x.t()})[0].strides() == full.t().strides());
   for (const char* op : {"aten::mse_loss_backward", "aten::smooth_l1_loss_backward", "aten::huber_loss_backward"}) {
@@ -174,7 +174,7 @@ TEST_CASE("zero and backward of elementwise losses have ATen's strides", "[corne
 }
 
 TEST_CASE("roll keeps channels-last if both parts have it", "[corner]") {
-  const auto full = numbers({2, 3, 2, 4});
+  const auto full = counted({2, 3, 2, 4});
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
     const auto x = lay_out(full, test_meshes()[2], {p});
     for (const int64_t shift : {1, 2}) {
@@ -187,12 +187,12 @@ TEST_CASE("roll keeps channels-last if both parts have it", "[corner]") {
 
 TEST_CASE("channel_shuffle in every layout", "[corner]") {
   for (const char* op : {"aten::native_channel_shuffle", "aten::channel_shuffle"}) {
-    check({op, {numbers({2, 6, 3}), 3}});
-    check({op, {numbers({4, 4, 2, 3}).contiguous(at::MemoryFormat::ChannelsLast), 2}});
+    check_case({op, {counted({2, 6, 3}), 3}});
+    check_case({op, {counted({4, 4, 2, 3}).contiguous(at::MemoryFormat::ChannelsLast), 2}});
   }
-  check({"aten::native_channel_shuffle", {at::zeros({0, 4, 3}, at::kDouble), 2}});
+  check_case({"aten::native_channel_shuffle", {at::zeros({0, 4, 3}, at::kDouble), 2}});
   // The result is not a view.
-  const auto x = lay_out(numbers({1, 1, 1}), test_meshes()[2], {Replicate()});
+  const auto x = lay_out(counted({1, 1, 1}), test_meshes()[2], {Replicate()});
   at::Tensor shuffled = call_op("aten::native_channel_shuffle", {x, 1})[0];
   shuffled.fill_(7);
   CHECK(full_tensor(x).item<double>() == 1);
@@ -200,7 +200,7 @@ TEST_CASE("channel_shuffle in every layout", "[corner]") {
 
 TEST_CASE("view as another dtype for any strides of the parts", "[corner]") {
   const DeviceMesh& mesh = test_meshes()[2];
-  const auto whole = numbers({1, 4}, at::kFloat);
+  const auto whole = counted({1, 4}, at::kFloat);
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0))}) {
     const auto see = [](const at::Tensor& t) { return t.expand({4, 4}).diagonal().view(at::kDouble); };
     CHECK(difference(see(lay_out(whole, mesh, {p})), see(whole)) == std::nullopt);
@@ -212,7 +212,7 @@ TEST_CASE("view as another dtype for any strides of the parts", "[corner]") {
 }
 
 TEST_CASE("view as a larger dtype with an empty part", "[corner]") {
-  const auto whole = numbers({1, 2});
+  const auto whole = counted({1, 2});
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
     const auto x = lay_out(whole, test_meshes()[1], {Partial(), p});
     for (const int64_t begin : {0, 2}) {
@@ -223,7 +223,7 @@ TEST_CASE("view as a larger dtype with an empty part", "[corner]") {
 }
 
 TEST_CASE("operators without a rule get contiguous memory if the whole is contiguous", "[corner]") {
-  const auto full = numbers({2, 2});
+  const auto full = counted({2, 2});
   const auto turned = [](const at::Tensor& t) {
     return call_op("aten::pdist", {t.rot90(1, {1, 0}).view({2, 2}), 2.})[0];
   };
@@ -232,7 +232,7 @@ TEST_CASE("operators without a rule get contiguous memory if the whole is contig
 
 TEST_CASE("redistribute returns memory of its own", "[corner]") {
   const DeviceMesh& mesh = test_meshes()[2];
-  const auto full = numbers({5});
+  const auto full = counted({5});
   for (const Placement& to : {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate())}) {
     const auto windows = lay_out(full, mesh, {Shard(0)}).unfold(0, 2, 1);  // overlapping
     const auto moved = redistribute(windows, {to});
@@ -245,7 +245,7 @@ TEST_CASE("redistribute returns memory of its own", "[corner]") {
 
 TEST_CASE("slice_inverse returns to the base", "[corner]") {
   const DeviceMesh& mesh = test_meshes()[2];
-  const auto full = numbers({4, 3});
+  const auto full = counted({4, 3});
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0))}) {
     const auto x = lay_out(full, mesh, {p});
     CHECK(difference(call_op("aten::slice_inverse", {x.slice(0, 1, 3), x, 0, 1, 3, 1})[0], full) == std::nullopt);
@@ -257,7 +257,7 @@ TEST_CASE("slice_inverse returns to the base", "[corner]") {
 
 TEST_CASE("writing through the conjugate of a product", "[corner]") {
   const DeviceMesh mesh(World::local(2), {2});
-  const auto a = at::complex(numbers({2}), numbers({2}) - 3), b = at::complex(numbers({2}) * 0.5, numbers({2}) + 1);
+  const auto a = at::complex(counted({2}), counted({2}) - 3), b = at::complex(counted({2}) * 0.5, counted({2}) + 1);
   const auto x = from_local({a, b}, mesh, {Partial(ReduceOp::kProduct)});
   const auto plain = a * b;
   x.conj().cos_();
@@ -267,7 +267,7 @@ TEST_CASE("writing through the conjugate of a product", "[corner]") {
 
 TEST_CASE("as_strided of the conjugate or negative of a copied view", "[corner]") {
   const DeviceMesh& mesh = test_meshes()[2];
-  const auto full = at::complex(numbers({4, 3}), numbers({4, 3}) - 5);
+  const auto full = at::complex(counted({4, 3}), counted({4, 3}) - 5);
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0))}) {
     const auto see = [](const at::Tensor& t) {
       const auto piece = t.slice(0, 1, 3);
@@ -286,7 +286,7 @@ TEST_CASE("as_strided of the conjugate or negative of a copied view", "[corner]"
 }
 
 TEST_CASE("writing to the real and imaginary parts of a conjugate", "[corner]") {
-  const auto full = at::complex(numbers({4, 3}), numbers({4, 3}) - 5);
+  const auto full = at::complex(counted({4, 3}), counted({4, 3}) - 5);
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
     const auto x = lay_out(full, test_meshes()[2], {p}), plain = full.clone();
     for (const at::Tensor& t : {plain, x}) {
@@ -299,7 +299,7 @@ TEST_CASE("writing to the real and imaginary parts of a conjugate", "[corner]") 
 }
 
 TEST_CASE("writing to the conjugate of real memory viewed as complex", "[corner]") {
-  const auto full = numbers({6}), value = at::complex(numbers({1}) + 0.25, numbers({1}) - 2).to(at::kComplexFloat);
+  const auto full = counted({6}), value = at::complex(counted({1}) + 0.25, counted({1}) - 2).to(at::kComplexFloat);
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0))}) {
     const auto x = lay_out(full, test_meshes()[2], {p}), plain = full.clone();
     for (const at::Tensor& t : {plain, x}) {
@@ -311,7 +311,7 @@ TEST_CASE("writing to the conjugate of real memory viewed as complex", "[corner]
 }
 
 TEST_CASE("resolve_conj copies conjugated tensors and returns others themselves", "[corner]") {
-  const auto full = at::complex(numbers({4, 3}), numbers({4, 3}) - 5);
+  const auto full = at::complex(counted({4, 3}), counted({4, 3}) - 5);
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
     const auto x = lay_out(full, test_meshes()[2], {p}), plain = full.clone();
     for (const at::Tensor& t : {plain, x}) {
@@ -325,8 +325,8 @@ TEST_CASE("resolve_conj copies conjugated tensors and returns others themselves"
 
 TEST_CASE("losses of one row on ranks without classes", "[corner]") {
   for (const int64_t reduction : {0, 1, 2}) {
-    check({"aten::nll_loss_forward", {numbers({1}), at::zeros({1}, at::kLong), kNone, reduction, -100}});
-    check({"aten::nll_loss_forward", {numbers({1}), at::zeros({}, at::kLong), kNone, reduction, -100}});
+    check_case({"aten::nll_loss_forward", {counted({1}), at::zeros({1}, at::kLong), kAbsent, reduction, -100}});
+    check_case({"aten::nll_loss_forward", {counted({1}), at::zeros({}, at::kLong), kAbsent, reduction, -100}});
   }
 }
 
@@ -338,17 +338,17 @@ TEST_CASE("losses over classes written to out=", "[corner]") {
         return elements == 0 ? at::zeros({0}, dtype) : at::zeros({}, dtype);
       };
       const auto loss = out(at::kDouble), total = out(at::kDouble);
-      check({"aten::nll_loss_forward.output", {numbers({3}), rows[0], kNone, reduction, -100, loss, total}});
-      check({"aten::nll_loss_forward.output", {numbers({4, 3}), rows, numbers({3}), reduction, -100, loss, total}});
-      check({"aten::nll_loss2d_forward.output", {numbers({2, 3, 2, 1}), images, kNone, reduction, 1, loss, total}});
-      check({"aten::nll_loss_forward.output",
-             {numbers({4, 3}, at::kHalf), rows, kNone, reduction, -100, out(at::kHalf), out(at::kHalf)}});
+      check_case({"aten::nll_loss_forward.output", {counted({3}), rows[0], kAbsent, reduction, -100, loss, total}});
+      check_case({"aten::nll_loss_forward.output", {counted({4, 3}), rows, counted({3}), reduction, -100, loss, total}});
+      check_case({"aten::nll_loss2d_forward.output", {counted({2, 3, 2, 1}), images, kAbsent, reduction, 1, loss, total}});
+      check_case({"aten::nll_loss_forward.output",
+             {counted({4, 3}, at::kHalf), rows, kAbsent, reduction, -100, out(at::kHalf), out(at::kHalf)}});
     }
   }
 }
 
 TEST_CASE("results for replicated tensors have the strides of plain ones", "[corner]") {
-  const auto full = numbers({4, 3});
+  const auto full = counted({4, 3});
   const ReplicateUnsupported scope;
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(0)), Placement(Shard(1))}) {
     const auto x = lay_out(full, test_meshes()[2], {p});
@@ -360,7 +360,7 @@ TEST_CASE("results for replicated tensors have the strides of plain ones", "[cor
 }
 
 TEST_CASE("a conjugated tensor stays lazily conjugated when gathered", "[corner]") {
-  const auto full = at::complex(numbers({1, 3, 1}), numbers({1, 3, 1}) - 2);
+  const auto full = at::complex(counted({1, 3, 1}), counted({1, 3, 1}) - 2);
   const ReplicateUnsupported scope;
   for (const Placement& p : {Placement(Replicate()), Placement(Shard(1)), Placement(Partial())}) {
     const auto x = lay_out(full, test_meshes()[2], {p});
@@ -388,7 +388,7 @@ TEST_CASE("avg of a complex tensor averages each part", "[corner]") {
 }
 
 TEST_CASE("vander with no columns returns a new tensor", "[corner]") {
-  const auto x = lay_out(numbers({3}), test_meshes()[2], {Replicate()}).requires_grad_();
+  const auto x = lay_out(counted({3}), test_meshes()[2], {Replicate()}).requires_grad_();
   const auto pieces = call_op("aten::split.Tensor", {x, 3, 0});
   const auto powers = call_op("aten::vander", {x, 0, true})[0];
   powers.div_(2);
@@ -398,9 +398,9 @@ TEST_CASE("vander with no columns returns a new tensor", "[corner]") {
 TEST_CASE("vander with one column does not depend on its input's gradient", "[corner]") {
   // A view of a tensor that was written to has no gradient, and fails when one is requested.
   for (const Placement& placement : {Placement(Replicate()), Placement(Shard(1))}) {
-    const auto x = lay_out(numbers({1, 3}), test_meshes()[2], {placement});
+    const auto x = lay_out(counted({1, 3}), test_meshes()[2], {placement});
     const auto pieces = call_op("aten::unbind.int", {x, 1});
-    x.copy_(lay_out(numbers({1, 3}), test_meshes()[2], {Replicate()}).requires_grad_());
+    x.copy_(lay_out(counted({1, 3}), test_meshes()[2], {Replicate()}).requires_grad_());
     REQUIRE_THROWS(pieces[2].clone());
     CHECK(full_tensor(call_op("aten::vander", {pieces[2], 1, false})[0]).equal(at::ones({1, 1}, at::kDouble)));
   }
@@ -408,7 +408,7 @@ TEST_CASE("vander with one column does not depend on its input's gradient", "[co
 
 TEST_CASE("max_pool1d has the strides of plain ATen, with and without gradient", "[corner]") {
   for (const bool wants_gradient : {false, true}) {
-    const auto full = numbers({1, 4, 2}).requires_grad_(wants_gradient);
+    const auto full = counted({1, 4, 2}).requires_grad_(wants_gradient);
     const auto x = lay_out(full.detach(), test_meshes()[0], {Replicate()}).requires_grad_(wants_gradient);
     const auto pooled = [](const at::Tensor& t) {
       const c10::List<int64_t> two({2}), none, zero({0});
@@ -420,7 +420,7 @@ TEST_CASE("max_pool1d has the strides of plain ATen, with and without gradient",
 }
 
 TEST_CASE("mvlgamma has the strides of the sum it is composed of", "[corner]") {
-  const auto full = numbers({5}) + 2;
+  const auto full = counted({5}) + 2;
   const auto x = lay_out(full, test_meshes()[0], {Replicate()});
   for (const at::Tensor& t : {full, x}) {
     const auto overlapping = t.as_strided({3, 2}, {1, 2});
@@ -429,7 +429,7 @@ TEST_CASE("mvlgamma has the strides of the sum it is composed of", "[corner]") {
 }
 
 TEST_CASE("gradients reach a leaf used only by as_strided", "[corner]") {
-  const auto full = numbers({2, 2});
+  const auto full = counted({2, 2});
   const auto x = lay_out(full, test_meshes()[2], {Replicate()}).requires_grad_(), plain = full.clone().requires_grad_();
   for (const at::Tensor& t : {plain, x})
     call_op("aten::matrix_exp", {t.as_strided({2, 2}, {1, 2}) * 0.1})[0].sum().backward();
@@ -443,7 +443,7 @@ TEST_CASE("gradients reach a leaf used only by as_strided", "[corner]") {
 
 TEST_CASE("sparse gradients are rejected by name", "[corner]") {
   const DeviceMesh& mesh = test_meshes()[2];
-  const auto table = lay_out(numbers({6, 2}), mesh, {Shard(0)}).requires_grad_();
+  const auto table = lay_out(counted({6, 2}), mesh, {Shard(0)}).requires_grad_();
   const auto rows = lay_out(at::tensor({0, 4, 4}, at::kLong), mesh, {Replicate()});
   const auto y = call_op("aten::embedding", {table, rows, -1, false, true})[0];
   CHECK_THROWS_WITH(y.sum().backward(),

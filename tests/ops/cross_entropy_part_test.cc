@@ -26,6 +26,7 @@
 #include "ops/kernels/cpu/cross_entropy.h"
 #include "ops/kernels/cpu/exp_of.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/differential.h"
 
 using namespace dtensor;
 using namespace dtensor::internal;
@@ -33,7 +34,7 @@ using Catch::Contains;
 
 namespace {
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
+using testing::kInf;
 
 at::Tensor summaries_op(const CrossEntropyArguments& args) {
   const auto weight = args.weight.defined() ? std::optional<at::Tensor>(args.weight) : std::nullopt;

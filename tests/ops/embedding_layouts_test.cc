@@ -23,8 +23,6 @@ using Tensors = std::vector<at::Tensor>;
 
 namespace {
 
-const DeviceMesh& mesh4() { return test_meshes()[0]; }
-
 const Placements& placements(const at::Tensor& t) { return meta_for_read(t).spec->placements(); }
 
 at::Tensor ids_in(int64_t rows, at::IntArrayRef shape) { return at::randint(rows, shape, at::kLong); }
@@ -79,8 +77,8 @@ TEST_CASE("ids outside the table are errors in every layout") {
     const auto ids = at::tensor(std::vector<int64_t>{1, 2, bad, 3});
     for (const Placement& p : {Replicate(), Shard(0), Shard(1)}) {
       for (const Placement& q : {Replicate(), Shard(0)}) {
-        CHECK_THROWS_AS(at::embedding(lay_out(table, mesh4(), {p}), lay_out(ids, mesh4(), {q})), c10::IndexError);
-        CHECK_THROWS_WITH(at::embedding(lay_out(table, mesh4(), {p}), lay_out(ids, mesh4(), {q})),
+        CHECK_THROWS_AS(at::embedding(lay_out(table, test_meshes()[0], {p}), lay_out(ids, test_meshes()[0], {q})), c10::IndexError);
+        CHECK_THROWS_WITH(at::embedding(lay_out(table, test_meshes()[0], {p}), lay_out(ids, test_meshes()[0], {q})),
                           Contains("index out of range in self"));
       }
     }
@@ -105,15 +103,15 @@ TEST_CASE("rows and batch on two mesh dims: only the batch's gradient communicat
 }
 
 TEST_CASE("the gradient of a row-wise table is computed by rows, never whole") {
-  at::Tensor weight = lay_out(at::rand({10, 6}), mesh4(), {Shard(0)}).requires_grad_();
+  at::Tensor weight = lay_out(at::rand({10, 6}), test_meshes()[0], {Shard(0)}).requires_grad_();
   DelayGradientReduction as_computed;
-  at::embedding(weight, lay_out(ids_in(10, {8}), mesh4(), {Replicate()}))
-      .backward(lay_out(at::rand({8, 6}), mesh4(), {Replicate()}));
+  at::embedding(weight, lay_out(ids_in(10, {8}), test_meshes()[0], {Replicate()}))
+      .backward(lay_out(at::rand({8, 6}), test_meshes()[0], {Replicate()}));
   CHECK(placements(weight.grad()) == Placements{Shard(0)});
   // A replicated table's gradient is not split into rows.
-  at::Tensor whole = lay_out(at::rand({10, 6}), mesh4(), {Replicate()}).requires_grad_();
-  at::embedding(whole, lay_out(ids_in(10, {8}), mesh4(), {Replicate()}))
-      .backward(lay_out(at::rand({8, 6}), mesh4(), {Replicate()}));
+  at::Tensor whole = lay_out(at::rand({10, 6}), test_meshes()[0], {Replicate()}).requires_grad_();
+  at::embedding(whole, lay_out(ids_in(10, {8}), test_meshes()[0], {Replicate()}))
+      .backward(lay_out(at::rand({8, 6}), test_meshes()[0], {Replicate()}));
   CHECK(placements(whole.grad()) == Placements{Replicate()});
 }
 

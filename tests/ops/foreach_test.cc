@@ -16,11 +16,11 @@ using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
 // Partial tensors, and their plain values.
-struct Lists {
+struct PartialLists {
   DeviceMesh mesh{World::local(4), {4}, {"dp"}};
   Tensors partial, whole;
 
-  explicit Lists(int64_t count = 50) {
+  explicit PartialLists(int64_t count = 50) {
     torch::manual_seed(3);
     for (int64_t i = 0; i < count; ++i) {
       Tensors parts;
@@ -49,7 +49,7 @@ TEST_CASE("foreach operators: a list of Partials is reduced in one collective") 
   };
   for (size_t k = 0; k < operators.size(); ++k) {
     CAPTURE(k);
-    Lists lists;
+    PartialLists lists;
     CommDebugMode comm;
     const Tensors results = operators[k](lists.partial);
     CHECK(comm.total() == 1);
@@ -58,7 +58,7 @@ TEST_CASE("foreach operators: a list of Partials is reduced in one collective") 
 }
 
 TEST_CASE("foreach operators: sums, and products with replicated tensors, stay Partial") {
-  Lists lists;
+  PartialLists lists;
   CommDebugMode comm;
   const Tensor half = torch::scalar_tensor(0.5, torch::kDouble);
   const Tensors results = torch::_foreach_mul(
@@ -70,7 +70,7 @@ TEST_CASE("foreach operators: sums, and products with replicated tensors, stay P
 }
 
 TEST_CASE("foreach operators: norm of Partial gradients and scaling take one collective") {
-  Lists lists;
+  PartialLists lists;
   Tensors parameters, plain;
   for (size_t i = 0; i < lists.whole.size(); ++i) {
     parameters.push_back(zeros(lists.whole[i].sizes().vec(), lists.mesh, {Replicate()},

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/randn.h>
 #include <torch/csrc/autograd/autograd.h>
 
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/redistribute.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
@@ -25,6 +27,18 @@ inline const DeviceMesh& line() {
 inline const DeviceMesh& grid() {
   static const auto* mesh = new DeviceMesh(World::local(6), {2, 3}, {"y", "x"});
   return *mesh;
+}
+
+// In the layouts that check_op takes, with inputs of other strides as well.
+inline void check(const char* name, std::vector<Ints> shapes, Fn fn) {
+  OpCase c{name, std::move(fn), std::move(shapes)};
+  c.strided_inputs = true;
+  check_op(c, /*max_2d=*/60);
+}
+
+// For counts of bytes at sizes that need no memory.
+inline at::Tensor meta_tensor(const DeviceMesh& mesh, Ints sizes, const Placements& placements) {
+  return distribute_tensor(at::empty(sizes, at::TensorOptions(at::kMeta).dtype(at::kFloat)), mesh, placements);
 }
 
 // The first input has layout `first`, the others `others`.

@@ -25,21 +25,14 @@
 #include "dtensor/remembered_layouts.h"
 #include "mesh/memory_meter.h"
 #include "observe/comm_debug_mode.h"
+#include "tests/ops/halo_compare.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 #include "tests/testing/property.h"
+#include "tests/testing/traffic.h"
 
 namespace dtensor::testing {
 namespace {
-
-using Tensors = std::vector<at::Tensor>;
-using Ints = std::vector<int64_t>;
-
-void check(const char* name, std::vector<Ints> shapes, std::function<Tensors(const Tensors&)> fn) {
-  OpCase c{name, std::move(fn), std::move(shapes)};
-  c.strided_inputs = true;
-  check_op(c, /*max_2d=*/60);
-}
 
 TEST_CASE("halo: roll and flip match ATen", "[ops][halo]") {
   check("roll", {{7, 5}}, [](auto& t) { return Tensors{t[0].roll({1}, {0})}; });
@@ -133,31 +126,13 @@ TEST_CASE("halo: circular padding", "[ops][halo]") {
   CHECK(difference(split.grad(), plain.grad()).value_or("") == "");
 }
 
-// The bytes that one rank receives, and the number of collectives.
-struct Traffic {
-  int64_t calls = 0, bytes = 0;
-  friend bool operator==(const Traffic&, const Traffic&) = default;
-};
-std::ostream& operator<<(std::ostream& os, const Traffic& t) { return os << t.calls << " calls, " << t.bytes << " B"; }
-
-template <typename F>
-Traffic traffic(const F& f) {
-  CommDebugMode comm;
-  f();
-  return {comm.total(), comm.bytes()};
-}
-
-at::Tensor grid_of(const DeviceMesh& mesh, Ints sizes, const Placements& placements) {
-  return distribute_tensor(at::empty(sizes, at::TensorOptions(at::kMeta).dtype(at::kFloat)), mesh, placements);
-}
-
 at::Tensor rolled_stencil(const at::Tensor& u) {
   return u.roll({1}, {0}) + u.roll({-1}, {0}) + u.roll({1}, {1}) + u.roll({-1}, {1}) - 4 * u;
 }
 
 TEST_CASE("halo: a stencil of rolls receives the edges of tiles, as computed", "[ops][halo]") {
   const DeviceMesh mesh(World::abstract(16), {4, 4}, {"y", "x"});
-  const at::Tensor u = grid_of(mesh, {16384, 16384}, {Shard(0), Shard(1)});
+  const at::Tensor u = meta_tensor(mesh, {16384, 16384}, {Shard(0), Shard(1)});
   at::Tensor next;
   const int64_t tile = 16384 / 4, width = 1;
   CHECK(traffic([&] { next = rolled_stencil(u); }) == Traffic{2, 2 * width * (tile + tile) * 4});

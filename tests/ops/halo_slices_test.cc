@@ -9,20 +9,13 @@
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
 #include "observe/comm_debug_mode.h"
+#include "tests/ops/halo_compare.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
+#include "tests/testing/traffic.h"
 
 namespace dtensor::testing {
 namespace {
-
-using Tensors = std::vector<at::Tensor>;
-using Ints = std::vector<int64_t>;
-
-void check(const char* name, std::vector<Ints> shapes, std::function<Tensors(const Tensors&)> fn) {
-  OpCase c{name, std::move(fn), std::move(shapes)};
-  c.strided_inputs = true;
-  check_op(c, /*max_2d=*/60);
-}
 
 TEST_CASE("halo: slices match ATen", "[ops][halo]") {
   check("slice", {{13, 5}}, [](auto& t) { return Tensors{t[0].slice(0, 1, 12) * 2}; });
@@ -75,27 +68,10 @@ TEST_CASE("halo: writes to a slice reach its base, and writes to the base reach 
   }
 }
 
-struct Traffic {
-  int64_t calls = 0, bytes = 0;
-  friend bool operator==(const Traffic&, const Traffic&) = default;
-};
-std::ostream& operator<<(std::ostream& os, const Traffic& t) { return os << t.calls << " calls, " << t.bytes << " B"; }
-
-template <typename F>
-Traffic traffic(const F& f) {
-  CommDebugMode comm;
-  f();
-  return {comm.total(), comm.bytes()};
-}
-
-at::Tensor grid_of(const DeviceMesh& mesh, Ints sizes, const Placements& placements) {
-  return distribute_tensor(at::empty(sizes, at::TensorOptions(at::kMeta).dtype(at::kFloat)), mesh, placements);
-}
-
 TEST_CASE("halo: a stencil of slices receives the edges, and the rows by which the parts' borders shift",
           "[ops][halo]") {
   const DeviceMesh mesh(World::abstract(4), {4}, {"x"});
-  const at::Tensor u = grid_of(mesh, {4096, 512}, {Shard(0)});
+  const at::Tensor u = meta_tensor(mesh, {4096, 512}, {Shard(0)});
   const int64_t row = 512 * 4;
   at::Tensor r;
   // 4095 rows are split where 4096 are: 1024, 1024, 1024 and 1023.

@@ -24,14 +24,14 @@ at::Tensor upsampled(const std::string& op, bool corners, const at::Tensor& t, c
   return call_op("aten::" + op, args)[0];
 }
 
-struct Op {
+struct Upsampling {
   const char* name;
   bool corners;
 };
-constexpr Op kPlanar[] = {{"upsample_nearest2d", false},
-                          {"_upsample_nearest_exact2d", false},
-                          {"upsample_bilinear2d", true},
-                          {"upsample_bicubic2d", true}};
+constexpr Upsampling kPlanar[] = {{"upsample_nearest2d", false},
+                                  {"_upsample_nearest_exact2d", false},
+                                  {"upsample_bilinear2d", true},
+                                  {"upsample_bicubic2d", true}};
 
 TEST_CASE("halo: upsampling matches ATen", "[ops][halo]") {
   // Sizes that divide, that do not, and empty parts.
@@ -39,7 +39,7 @@ TEST_CASE("halo: upsampling matches ATen", "[ops][halo]") {
   for (const Split& s : splits()) {
     if (s.others[0].is_sharded()) continue;  // there is no weight
     for (const Ints& sizes : all_sizes) {
-      for (const Op& op : kPlanar) {
+      for (const Upsampling& op : kPlanar) {
         for (const Ints& factors : {Ints{2, 2}, Ints{3, 5}}) {
           const std::string name = c10::str(op.name, " ", c10::IntArrayRef(sizes), " by ", c10::IntArrayRef(factors));
           const Ints result = {sizes[2] * factors[0], sizes[3] * factors[1]};
@@ -52,15 +52,15 @@ TEST_CASE("halo: upsampling matches ATen", "[ops][halo]") {
 }
 
 TEST_CASE("halo: upsampling of signals and volumes", "[ops][halo]") {
-  for (const Op& op :
-       {Op{"upsample_nearest1d", false}, Op{"_upsample_nearest_exact1d", false}, Op{"upsample_linear1d", true}}) {
+  for (const Upsampling& op : {Upsampling{"upsample_nearest1d", false}, Upsampling{"_upsample_nearest_exact1d", false},
+                               Upsampling{"upsample_linear1d", true}}) {
     for (const int64_t size : {16, 15, 2}) {
       compare(op.name, line(), {Shard(2)}, {}, {{2, 3, size}},
               [&](auto& t) { return Tensors{upsampled(op.name, op.corners, t[0], {4 * size})}; });
     }
   }
-  for (const Op& op :
-       {Op{"upsample_nearest3d", false}, Op{"_upsample_nearest_exact3d", false}, Op{"upsample_trilinear3d", true}}) {
+  for (const Upsampling& op : {Upsampling{"upsample_nearest3d", false}, Upsampling{"_upsample_nearest_exact3d", false},
+                               Upsampling{"upsample_trilinear3d", true}}) {
     compare(op.name, grid(), {Shard(2), Shard(4)}, {}, {{1, 2, 4, 5, 7}}, [&](auto& t) {
       return Tensors{upsampled(op.name, op.corners, t[0], {8, 5, 21})};
     });
@@ -68,7 +68,7 @@ TEST_CASE("halo: upsampling of signals and volumes", "[ops][halo]") {
 }
 
 TEST_CASE("halo: dims that are not sharded are upsampled by any factor", "[ops][halo]") {
-  for (const Op& op : kPlanar) {
+  for (const Upsampling& op : kPlanar) {
     compare(op.name, line(), {Shard(2)}, {}, {{2, 3, 8, 7}}, [&](auto& t) {
       return Tensors{upsampled(op.name, op.corners, t[0], {16, 17})};
     });
@@ -79,7 +79,7 @@ TEST_CASE("halo: dims that are not sharded are upsampled by any factor", "[ops][
 }
 
 TEST_CASE("halo: upsampling by other than a whole factor follows the rule", "[ops][halo]") {
-  for (const Op& op : kPlanar) {
+  for (const Upsampling& op : kPlanar) {
     compare(
         op.name, line(), {Shard(2)}, {}, {{2, 3, 8, 7}},
         [&](auto& t) {
@@ -125,7 +125,7 @@ TEST_CASE("halo: upsampling of Partials, and of channels-last tensors", "[ops][h
         return Tensors{at::upsample_bilinear2d(t[0], {24, 10}, false)};
       },
       /*keeps=*/false);
-  for (const Op& op : kPlanar) {
+  for (const Upsampling& op : kPlanar) {
     compare(op.name, line(), {Shard(2)}, {}, {{2, 3, 12, 5}}, [&](auto& t) {
       const at::Tensor x = t[0].contiguous(at::MemoryFormat::ChannelsLast);
       return Tensors{upsampled(op.name, op.corners, x, {24, 10})};
@@ -134,7 +134,7 @@ TEST_CASE("halo: upsampling of Partials, and of channels-last tensors", "[ops][h
 }
 
 TEST_CASE("halo: second derivatives of upsampling", "[ops][halo]") {
-  for (const Op& op : kPlanar) {
+  for (const Upsampling& op : kPlanar) {
     const at::Tensor plain = at::randn({2, 3, 12, 5}, at::kDouble).requires_grad_();
     const at::Tensor split = lay_out(plain, line(), {Shard(2)}).requires_grad_();
     const auto second = [&](const at::Tensor& t) {

@@ -26,14 +26,14 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 
 // One dim of edges ascends.
-at::Tensor make(size_t, const std::vector<int64_t>& shape) {
+at::Tensor make_values(size_t, const std::vector<int64_t>& shape) {
   return shape == std::vector<int64_t>{4} ? at::tensor(std::vector<double>{0, 0.2, 0.7, 1})
                                           : at::rand(shape, at::kDouble);
 }
 
 void check(const std::string& name, const std::vector<std::vector<int64_t>>& shapes,
            const std::function<Tensors(const Tensors&)>& fn, bool silent = false) {
-  OpCase c{name, fn, shapes, make};
+  OpCase c{name, fn, shapes, make_values};
   c.grad.assign(shapes.size(), false);
   if (silent) c.silent = [](const std::vector<Placement>& p) { return !p[0].is_partial() && p.size() == 1; };
   check_op(c, 30);

@@ -25,8 +25,6 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-constexpr double kInf = std::numeric_limits<double>::infinity();
-
 DeviceMesh mesh_of(int64_t n) { return DeviceMesh(World::local(n), {n}, {"d"}); }
 
 at::Tensor whole(const at::Tensor& t, const DeviceMesh& mesh) { return lay_out(t, mesh, {Replicate()}); }

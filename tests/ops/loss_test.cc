@@ -30,7 +30,7 @@ using Tensors = std::vector<at::Tensor>;
 
 namespace {
 
-constexpr int64_t kReductions[] = {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum};
+constexpr int64_t kLossReductions[] = {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum};
 
 at::Tensor probabilities(const std::vector<int64_t>& shape) { return at::rand(shape, at::kDouble).mul(0.9).add(0.05); }
 
@@ -60,7 +60,7 @@ TEST_CASE("elementwise losses match ATen in every layout, means on uneven and em
        [](const Tensors& t, int64_t r) { return at::binary_cross_entropy_with_logits(t[0], t[1], {}, {}, r); }},
   };
   for (const auto& [loss, fn] : losses) {
-    for (int64_t reduction : kReductions) {
+    for (int64_t reduction : kLossReductions) {
       OpCase c{
           name(loss, reduction), [fn = fn, reduction](auto& t) { return Tensors{fn(t, reduction)}; }, {{5, 3}, {5, 3}}};
       c.make = [](size_t, const auto& shape) { return probabilities(shape); };
@@ -75,7 +75,7 @@ TEST_CASE("elementwise losses match ATen in every layout, means on uneven and em
 }
 
 TEST_CASE("elementwise losses with weights and with broadcasting") {
-  for (int64_t reduction : kReductions) {
+  for (int64_t reduction : kLossReductions) {
     OpCase bce{name("binary_cross_entropy", reduction),
                [=](auto& t) { return Tensors{at::binary_cross_entropy(t[0], t[1], t[2], reduction)}; },
                {{5, 3}, {5, 3}, {3}}};
@@ -98,7 +98,7 @@ TEST_CASE("elementwise losses with weights and with broadcasting") {
 }
 
 TEST_CASE("negative log likelihood matches ATen in every layout") {
-  for (int64_t reduction : kReductions) {
+  for (int64_t reduction : kLossReductions) {
     OpCase c{name("nll_loss", reduction),
              [=](auto& t) { return Tensors{at::nll_loss(t[0], t[1], {}, reduction, 2)}; },
              {{5, 4}, {5}},
@@ -164,7 +164,7 @@ TEST_CASE("the mean of a likelihood in half precision does not overflow") {
 }
 
 TEST_CASE("cross entropy matches ATen in every layout") {
-  for (int64_t reduction : kReductions) {
+  for (int64_t reduction : kLossReductions) {
     for (double smoothing : {0.0, 0.1}) {
       OpCase c{name("cross_entropy_loss", reduction),
                [=](auto& t) { return Tensors{at::cross_entropy_loss(t[0], t[1], {}, reduction, -100, smoothing)}; },

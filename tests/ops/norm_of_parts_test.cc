@@ -26,11 +26,11 @@ using torch::Tensor;
 
 constexpr ReduceOp kNorm2 = ReduceOp::kNorm2;
 
-Placements layout(const Tensor& t) { return spec_of(t)->placements(); }
+Placements placements_of(const Tensor& t) { return spec_of(t)->placements(); }
 
 bool close(const Tensor& t, const Tensor& plain) { return torch::allclose(full_tensor(t), plain, 1e-12, 1e-14); }
 
-Tensor numbers(torch::IntArrayRef sizes) {
+Tensor signed_numbers(torch::IntArrayRef sizes) {
   return torch::arange(1, 1 + c10::multiply_integers(sizes), torch::kDouble).sub(7).view(sizes);
 }
 
@@ -54,7 +54,7 @@ TEST_CASE("norms of parts: reduce to the root of the sum of squares, with the si
   CHECK(torch::equal(full_tensor(t), expected));
   for (const Placement& to : {Replicate(), Shard(0)}) {
     const Tensor moved = redistribute(t, {to});
-    CHECK(layout(moved) == Placements{to});
+    CHECK(placements_of(moved) == Placements{to});
     CHECK(torch::equal(full_tensor(moved), expected));
   }
   // The first rank keeps its value.
@@ -65,7 +65,7 @@ TEST_CASE("norms of parts: reduce to the root of the sum of squares, with the si
 TEST_CASE("norms of parts: over any layout", "[ops][norm]") {
   for (const bool has_data : {true, false}) {
     const DeviceMesh mesh(has_data ? World::local(6) : World::abstract(6), {2, 3}, {"dp", "tp"});
-    const Tensor plain = numbers({7, 5});
+    const Tensor plain = signed_numbers({7, 5});
     for (const char* from :
          {"RR", "S(0)R", "RS(1)", "S(0)S(1)", "S(1)S(0)", "S(0)S(0)", "R_S(0, 2)", "PR", "PP", "PS(0)"}) {
       CAPTURE(from);
@@ -85,13 +85,13 @@ TEST_CASE("norms of parts: over any layout", "[ops][norm]") {
 
 TEST_CASE("norms of parts: pass operators that move elements, and no others", "[ops][norm]") {
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
-  const Tensor plain = numbers({6, 3}), x = distribute_tensor(plain, mesh, {Shard(0)});
+  const Tensor plain = signed_numbers({6, 3}), x = distribute_tensor(plain, mesh, {Shard(0)});
   const Tensor negative = distribute_tensor(torch::tensor({-2.5}, torch::kDouble), mesh);
   CommDebugMode comm;
   const Tensor norms = torch::linalg_vector_norm(x, 2, {0});
-  CHECK(layout(norms) == Placements{Partial(kNorm2)});
+  CHECK(placements_of(norms) == Placements{Partial(kNorm2)});
   const Tensor moved = torch::cat({norms.unsqueeze(0).slice(1, 1).reshape({2}), negative}).flip(0);
-  CHECK(layout(moved) == Placements{Partial(kNorm2)});
+  CHECK(placements_of(moved) == Placements{Partial(kNorm2)});
   CHECK(comm.total() == 0);
   const Tensor p = torch::linalg_vector_norm(plain, 2, {0});
   CHECK(close(moved, torch::cat({p.slice(0, 1), torch::tensor({-2.5}, torch::kDouble)}).flip(0)));
@@ -104,7 +104,7 @@ TEST_CASE("norms of parts: pass operators that move elements, and no others", "[
   CHECK(close(norms.amax(), p.amax()));
   Tensor written = torch::linalg_vector_norm(x, 2, {0});
   written.select(0, 1).fill_(-3);
-  CHECK(layout(written) == Placements{Partial(kNorm2)});
+  CHECK(placements_of(written) == Placements{Partial(kNorm2)});
   written.uniform_(2, 2 + 1e-13);
   CHECK(close(written, torch::full({3}, 2., torch::kDouble)));
   written = torch::linalg_vector_norm(x, 2, {0});
@@ -115,7 +115,7 @@ TEST_CASE("norms of parts: pass operators that move elements, and no others", "[
 
 TEST_CASE("norms of parts: gradients", "[ops][norm]") {
   const DeviceMesh mesh(World::local(3), {3}, {"tp"});
-  Tensor plain = numbers({5, 2}).requires_grad_();
+  Tensor plain = signed_numbers({5, 2}).requires_grad_();
   for (const Placement& from :
        {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate()), Placement(Partial())}) {
     Tensor x = distribute_tensor(plain.detach(), mesh, {from}).requires_grad_();
@@ -134,7 +134,7 @@ TEST_CASE("norms of parts: clipping a model's gradients is one collective for an
   for (const double p : {2., 1., std::numeric_limits<double>::infinity()}) {
     std::vector<Tensor> plain, distributed;
     for (const char* from : {"RS(0)", "RR", "RS(1)", "R_S(0, 3)", "RS(0)"}) {
-      const Tensor value = numbers({6, 4}) + static_cast<double>(plain.size());
+      const Tensor value = signed_numbers({6, 4}) + static_cast<double>(plain.size());
       plain.push_back(torch::zeros({6, 4}, torch::kDouble).requires_grad_());
       plain.back().mutable_grad() = value.clone();
       const Placements placements = parse_placements(from).value();

@@ -18,7 +18,7 @@ namespace {
 
 using OptionalTensors = c10::List<std::optional<at::Tensor>>;
 
-struct Row {
+struct OutCase {
   std::string op;
   std::vector<c10::IValue> args;  // all arguments except out
   c10::ScalarType out = at::kDouble;
@@ -38,7 +38,7 @@ c10::IValue distribute(const c10::IValue& value, const DeviceMesh& mesh, const P
   return result;
 }
 
-std::vector<Row> like_another() {
+std::vector<OutCase> like_another() {
   const auto x = at::rand({6, 5}, at::kDouble);
   const c10::IValue none;
   const std::vector<int64_t> same = {6, 5}, other = {3, 2};
@@ -52,7 +52,7 @@ std::vector<Row> like_another() {
   };
 }
 
-std::vector<Row> by_index() {
+std::vector<OutCase> by_index() {
   const auto x = at::rand({6, 5}, at::kDouble), source = at::rand({3, 5}, at::kDouble);
   const auto columns = at::rand({6, 2}, at::kDouble);
   const auto rows = at::tensor({4, 0, 2}, at::kLong), two = at::tensor({3, 1}, at::kLong);
@@ -76,7 +76,7 @@ std::vector<Row> by_index() {
   };
 }
 
-std::vector<Row> elementwise() {
+std::vector<OutCase> elementwise() {
   const auto x = at::rand({6, 5}, at::kDouble).sub(0.5), y = at::rand({6, 5}, at::kDouble).add(0.5);
   const auto whole = at::arange(30, at::kLong).reshape({6, 5}), few = whole.remainder(4);
   auto odd = x.clone();
@@ -100,7 +100,7 @@ std::vector<Row> elementwise() {
   };
 }
 
-std::vector<Row> reductions_and_moves() {
+std::vector<OutCase> reductions_and_moves() {
   const auto x = at::rand({6, 5}, at::kDouble), y = at::rand({6, 5}, at::kDouble);
   const std::vector<int64_t> rows = {0}, twice = {2, 1}, one = {1};
   return {
@@ -115,7 +115,7 @@ std::vector<Row> reductions_and_moves() {
 }
 
 // Composite operators, whose own code accesses the memory of the written tensor.
-std::vector<Row> of_composites() {
+std::vector<OutCase> of_composites() {
   const auto x = at::rand({6, 5}, at::kDouble), y = at::rand({5, 4}, at::kDouble);
   const auto scores = at::rand({6, 5}, at::kDouble).log(), target = at::tensor({4, 0, 2, 1, 1, 3}, at::kLong);
   const c10::IValue none;
@@ -133,7 +133,7 @@ std::vector<Row> of_composites() {
   };
 }
 
-void check_empty(const Row& row, const at::Tensor& expected) {
+void check_empty(const OutCase& row, const at::Tensor& expected) {
   const DeviceMesh& mesh = test_meshes()[0];
   for (const Placement& given : {Placement(Replicate()), Placement(Shard(0))}) {
     CAPTURE(row.op, to_string(Placements{given}));
@@ -146,7 +146,7 @@ void check_empty(const Row& row, const at::Tensor& expected) {
   }
 }
 
-void check(const Row& row) {
+void check(const OutCase& row) {
   auto args = row.args;
   args.emplace_back(at::empty({0}, row.out));
   const at::Tensor expected = call_op(row.op, args).at(0);
@@ -174,19 +174,19 @@ void check(const Row& row) {
 }  // namespace
 
 TEST_CASE("out= of tensors like another", "[out]") {
-  for (const Row& row : like_another()) check(row);
+  for (const OutCase& row : like_another()) check(row);
 }
 
 TEST_CASE("out= of writes by index", "[out]") {
-  for (const Row& row : by_index()) check(row);
+  for (const OutCase& row : by_index()) check(row);
 }
 
 TEST_CASE("out= of elementwise operators", "[out]") {
-  for (const Row& row : elementwise()) check(row);
+  for (const OutCase& row : elementwise()) check(row);
 }
 
 TEST_CASE("out= of reductions and moves", "[out]") {
-  for (const Row& row : reductions_and_moves()) check(row);
+  for (const OutCase& row : reductions_and_moves()) check(row);
 }
 
 // Reductions of split dims have handlers, which return new tensors.
@@ -216,7 +216,7 @@ TEST_CASE("out= of reductions along split dims", "[out]") {
 }
 
 TEST_CASE("out= of composites", "[out]") {
-  for (const Row& row : of_composites()) check(row);
+  for (const OutCase& row : of_composites()) check(row);
 }
 
 TEST_CASE("out= of composites: rejected like in LibTorch", "[out]") {

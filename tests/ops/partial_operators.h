@@ -29,8 +29,6 @@
 namespace dtensor::testing {
 
 using Tensors = std::vector<at::Tensor>;
-constexpr double kInf = std::numeric_limits<double>::infinity();
-
 struct Operation {
   std::string name;
   std::function<at::Tensor(const at::Tensor& x, const Tensors& o)> fn;  // o: other operands, the same on all ranks

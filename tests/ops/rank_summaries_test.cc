@@ -28,8 +28,6 @@ namespace dtensor::testing {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
-constexpr double kInf = std::numeric_limits<double>::infinity();
-
 // Large enough that the candidates are fewer than the elements.
 const std::vector<std::vector<int64_t>> kShapes = {{3, 26}};
 

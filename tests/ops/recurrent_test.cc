@@ -33,7 +33,7 @@ using Tensors = std::vector<at::Tensor>;
 using Shapes = std::vector<std::vector<int64_t>>;
 
 template <typename Tuple>
-Tensors tensors(const Tuple& t) {
+Tensors results_of(const Tuple& t) {
   return std::apply([](auto&... x) { return Tensors{x...}; }, t);
 }
 
@@ -117,22 +117,22 @@ void check(const std::string& name, const Shapes& shapes, size_t states, const F
 TEST_CASE("recurrent networks keep the batch split", "[ops][recurrent]") {
   const auto lstm = [](int64_t layers, bool biases) -> Fn {
     return [=](const Tensors& t) {
-      return tensors(at::lstm(t[0], {t[1], t[2]}, from(t, 3), biases, layers, 0., true, false, false));
+      return results_of(at::lstm(t[0], {t[1], t[2]}, from(t, 3), biases, layers, 0., true, false, false));
     };
   };
   check("lstm", shapes(2, 4), 2, lstm(1, true));
   check("lstm of two layers", shapes(2, 4, 2), 2, lstm(2, true));
   check("lstm without biases", shapes(2, 4, 1, false), 2, lstm(1, false));
   check("gru", shapes(1, 3), 1,
-        [](const Tensors& t) { return tensors(at::gru(t[0], t[1], from(t, 2), true, 1, 0., true, false, false)); });
+        [](const Tensors& t) { return results_of(at::gru(t[0], t[1], from(t, 2), true, 1, 0., true, false, false)); });
   check("rnn_tanh", shapes(1, 1), 1, [](const Tensors& t) {
-    return tensors(at::rnn_tanh(t[0], t[1], from(t, 2), true, 1, 0., true, false, false));
+    return results_of(at::rnn_tanh(t[0], t[1], from(t, 2), true, 1, 0., true, false, false));
   });
   check("rnn_relu", shapes(1, 1), 1, [](const Tensors& t) {
-    return tensors(at::rnn_relu(t[0], t[1], from(t, 2), true, 1, 0., true, false, false));
+    return results_of(at::rnn_relu(t[0], t[1], from(t, 2), true, 1, 0., true, false, false));
   });
   check("batch first", shapes(2, 4), 2, [](const Tensors& t) {
-    return tensors(at::lstm(t[0].transpose(0, 1), {t[1], t[2]}, from(t, 3), true, 1, 0., false, false, true));
+    return results_of(at::lstm(t[0].transpose(0, 1), {t[1], t[2]}, from(t, 3), true, 1, 0., false, false, true));
   });
   // Plain ATen has a fused layer for these (mkldnn_rnn_layer).
   check("lstm of floats", shapes(2, 4), 2, lstm(1, true), 1, 1e-4, at::kFloat);
@@ -251,11 +251,11 @@ TEST_CASE("recurrent networks: both directions, and a projection", "[ops][recurr
   Shapes both = {{3, 5, 2}, {2, 5, 3}, {2, 5, 3}};
   for (int direction = 0; direction < 2; ++direction) both.insert(both.end(), {{12, 2}, {12, 3}, {12}, {12}});
   check("bidirectional", both, 2, [](const Tensors& t) {
-    return tensors(at::lstm(t[0], {t[1], t[2]}, from(t, 3), true, 1, 0., true, true, false));
+    return results_of(at::lstm(t[0], {t[1], t[2]}, from(t, 3), true, 1, 0., true, true, false));
   });
   const Shapes projected = {{3, 5, 2}, {1, 5, 2}, {1, 5, 3}, {12, 2}, {12, 2}, {12}, {12}, {2, 3}};
   check("projection", projected, 2, [](const Tensors& t) {
-    return tensors(at::lstm(t[0], {t[1], t[2]}, from(t, 3), true, 1, 0., true, false, false));
+    return results_of(at::lstm(t[0], {t[1], t[2]}, from(t, 3), true, 1, 0., true, false, false));
   });
 }
 
@@ -266,7 +266,7 @@ TEST_CASE("recurrent networks: packed sequences", "[ops][recurrent]") {
   Tensors values;
   for (const auto& s : packed) values.push_back(at::rand(s, at::kDouble));
   const Fn lstm = [&](const Tensors& t) {
-    return tensors(at::lstm(t[0], sizes, {t[1], t[2]}, from(t, 3), true, 1, 0., true, true));
+    return results_of(at::lstm(t[0], sizes, {t[1], t[2]}, from(t, 3), true, 1, 0., true, true));
   };
   const Run expected = run(values, lstm, [](size_t, const at::Tensor& t) { return t.clone(); });
   for (const DeviceMesh& mesh : test_meshes()) {
@@ -283,16 +283,16 @@ TEST_CASE("recurrent networks: packed sequences", "[ops][recurrent]") {
 }
 
 // [3 steps, 5 sequences, 2 features], of which these are read.
-at::Tensor lengths() { return at::tensor(std::vector<int64_t>{3, 3, 2, 1, 1}); }
+at::Tensor sequence_lengths() { return at::tensor(std::vector<int64_t>{3, 3, 2, 1, 1}); }
 
 TEST_CASE("packing a split batch, a recurrent network on it, and padding communicate nothing", "[ops][recurrent]") {
   const auto packed = [](bool batch_first, const std::function<Tensors(const at::Tensor&, const at::Tensor&)>& run) {
     return [=](const Tensors& t) {
       const at::Tensor x = batch_first ? t[0].transpose(0, 1) : t[0];
-      const auto [data, sizes] = at::_pack_padded_sequence(x, lengths(), batch_first);
+      const auto [data, sizes] = at::_pack_padded_sequence(x, sequence_lengths(), batch_first);
       Tensors results = run(data, sizes);
       const auto [y, n] = at::_pad_packed_sequence(results[0], sizes, batch_first, 0.5, 4);
-      CHECK(at::equal(n, lengths()));
+      CHECK(at::equal(n, sequence_lengths()));
       results[0] = y;
       return results;
     };
@@ -300,7 +300,7 @@ TEST_CASE("packing a split batch, a recurrent network on it, and padding communi
   for (const bool batch_first : {false, true}) {
     check("lstm", shapes(2, 4, 2), 2, [=](const Tensors& t) {
       return packed(batch_first, [&](const at::Tensor& data, const at::Tensor& sizes) {
-        return tensors(at::lstm(data, sizes, {t[1], t[2]}, from(t, 3), true, 2, 0., true, false));
+        return results_of(at::lstm(data, sizes, {t[1], t[2]}, from(t, 3), true, 2, 0., true, false));
       })(t);
     });
   }
@@ -308,7 +308,7 @@ TEST_CASE("packing a split batch, a recurrent network on it, and padding communi
   for (int direction = 0; direction < 2; ++direction) both.insert(both.end(), {{9, 2}, {9, 3}, {9}, {9}});
   check("gru in both directions", both, 1, [=](const Tensors& t) {
     return packed(true, [&](const at::Tensor& data, const at::Tensor& sizes) {
-      return tensors(at::gru(data, sizes, t[1], from(t, 2), true, 1, 0., true, true));
+      return results_of(at::gru(data, sizes, t[1], from(t, 2), true, 1, 0., true, true));
     })(t);
   });
 }
@@ -324,7 +324,7 @@ TEST_CASE("packed sequences whose padding is nan have finite results and gradien
   for (const auto& s : Shapes{{3, 2}, {3, 3}}) {
     params.push_back(distribute_tensor(at::rand(s, at::kDouble), mesh).requires_grad_());
   }
-  const auto [data, sizes] = at::_pack_padded_sequence(x, lengths(), false);
+  const auto [data, sizes] = at::_pack_padded_sequence(x, sequence_lengths(), false);
   const auto [y, hy] = at::rnn_tanh(data, sizes, h, params, false, 1, 0., true, false);
   (y.sum() + hy.sum()).backward();
   for (const at::Tensor& t : {y, hy, x.grad(), params[0].grad(), params[1].grad()})

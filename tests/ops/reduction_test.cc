@@ -30,9 +30,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using Values = std::vector<c10::IValue>;
 using Dims = std::vector<int64_t>;
-constexpr double kInf = std::numeric_limits<double>::infinity();
-
-OpCase named(const std::string& op, std::vector<int64_t> shape, Values rest = {}) {
+OpCase reduction(const std::string& op, std::vector<int64_t> shape, Values rest = {}) {
   OpCase c;
   c.name = op;
   c.shapes = {std::move(shape)};
@@ -57,15 +55,15 @@ struct Collectives : CommListener {
 
 TEST_CASE("Sums and means", "[reduction]") {
   std::vector<OpCase> table = {
-      named("aten::sum", {5, 6}),
-      named("aten::sum.dim_IntList", {5, 6}, {Dims{0}, false}),
-      named("aten::sum.dim_IntList", {5, 2, 3}, {Dims{-1, 0}, true}),
-      named("aten::sum.dim_IntList", {5, 6}, {Dims{}, false}),
-      named("aten::mean", {5, 6}),
-      named("aten::mean", {2, 1}),
-      named("aten::mean.dim", {5, 6}, {Dims{1}, true}),
-      named("aten::mean.dim", {2, 3, 2}, {Dims{0, 2}, false}),
-      named("aten::mean.dim", {0, 3}, {Dims{1}, false}),
+      reduction("aten::sum", {5, 6}),
+      reduction("aten::sum.dim_IntList", {5, 6}, {Dims{0}, false}),
+      reduction("aten::sum.dim_IntList", {5, 2, 3}, {Dims{-1, 0}, true}),
+      reduction("aten::sum.dim_IntList", {5, 6}, {Dims{}, false}),
+      reduction("aten::mean", {5, 6}),
+      reduction("aten::mean", {2, 1}),
+      reduction("aten::mean.dim", {5, 6}, {Dims{1}, true}),
+      reduction("aten::mean.dim", {2, 3, 2}, {Dims{0, 2}, false}),
+      reduction("aten::mean.dim", {0, 3}, {Dims{1}, false}),
   };
   for (auto& c : table) {
     c.silent = always;
@@ -73,58 +71,58 @@ TEST_CASE("Sums and means", "[reduction]") {
     c.more_partials = {ReduceOp::kAvg};
     DYNAMIC_SECTION(c.name << at::IntArrayRef(c.shapes[0])) { check_op(c, 40); }
   }
-  OpCase scalar = named("aten::sum", {});
+  OpCase scalar = reduction("aten::sum", {});
   check_op(scalar);
 }
 
 TEST_CASE("Other reductions", "[reduction]") {
   std::vector<OpCase> table = {
-      named("aten::prod", {5, 3}),
-      named("aten::prod.dim_int", {5, 3}, {0, true}),
-      named("aten::nansum", {5, 3}),
-      named("aten::amax", {5, 3}, {Dims{0}, false}),
-      named("aten::amax", {5, 3}),
-      named("aten::amin", {2, 3}, {Dims{0, 1}, true}),
-      named("aten::max", {5, 3}),
-      named("aten::min", {1, 2}),
-      named("aten::max.dim", {5, 3}, {1, false}),
-      named("aten::min.dim", {5, 3}, {0, true}),
-      named("aten::max.dim", {}, {0, false}),
-      named("aten::any", {5, 3}),
-      named("aten::all.dim", {5, 3}, {0, false}),
-      named("aten::any.dims", {5, 3}, {Dims{0, 1}, false}),
-      named("aten::any.dims", {5, 3}, {Dims{}, false}),
-      named("aten::all.dims", {5, 3}),
-      named("aten::argmax", {5, 3}),
-      named("aten::argmax", {5, 3}, {0, true}),
-      named("aten::argmin", {5, 3}, {1, false}),
-      named("aten::std.correction", {5, 3}, {Dims{0}, 1, false}),
-      named("aten::var.correction", {5, 3}),
-      named("aten::var_mean.correction", {5, 3}, {Dims{1}, 0, true}),
-      named("aten::std_mean.correction", {5, 3}),
-      named("aten::logsumexp", {5, 3}, {Dims{1}, false}),
-      named("aten::median", {5, 3}),
-      named("aten::nanmedian", {5, 3}),
-      named("aten::median.dim", {5, 3}, {0, false}),
-      named("aten::mode", {5, 3}, {0, false}),
-      named("aten::kthvalue", {5, 3}, {2, 0, false}),
-      named("aten::topk", {5, 3}, {2, 1}),
-      named("aten::topk", {6, 3}, {3, 0}),
-      named("aten::glu", {5, 6}, {-1}),
-      named("aten::glu", {4, 3}, {0}),
-      named("aten::sort", {5, 3}, {0}),
-      named("aten::sort.stable", {5, 3}, {true, 1, true}),
-      named("aten::cumsum", {5, 3}, {0}),
-      named("aten::cumprod", {5, 3}, {1}),
-      named("aten::logcumsumexp", {5, 3}, {1}),
-      named("aten::cummax", {5, 3}, {0}),
-      named("aten::cummin", {5, 3}, {1}),
-      named("aten::count_nonzero", {5, 3}),
-      named("aten::count_nonzero.dim_IntList", {5, 3}, {Dims{0}}),
-      named("aten::aminmax", {5, 3}, {0, true}),
-      named("aten::linalg__powsum", {5, 3}, {3.0, Dims{0}}),
-      named("aten::std", {5, 3}, {true}),
-      named("aten::dist", {5, 3}, {2.0}),
+      reduction("aten::prod", {5, 3}),
+      reduction("aten::prod.dim_int", {5, 3}, {0, true}),
+      reduction("aten::nansum", {5, 3}),
+      reduction("aten::amax", {5, 3}, {Dims{0}, false}),
+      reduction("aten::amax", {5, 3}),
+      reduction("aten::amin", {2, 3}, {Dims{0, 1}, true}),
+      reduction("aten::max", {5, 3}),
+      reduction("aten::min", {1, 2}),
+      reduction("aten::max.dim", {5, 3}, {1, false}),
+      reduction("aten::min.dim", {5, 3}, {0, true}),
+      reduction("aten::max.dim", {}, {0, false}),
+      reduction("aten::any", {5, 3}),
+      reduction("aten::all.dim", {5, 3}, {0, false}),
+      reduction("aten::any.dims", {5, 3}, {Dims{0, 1}, false}),
+      reduction("aten::any.dims", {5, 3}, {Dims{}, false}),
+      reduction("aten::all.dims", {5, 3}),
+      reduction("aten::argmax", {5, 3}),
+      reduction("aten::argmax", {5, 3}, {0, true}),
+      reduction("aten::argmin", {5, 3}, {1, false}),
+      reduction("aten::std.correction", {5, 3}, {Dims{0}, 1, false}),
+      reduction("aten::var.correction", {5, 3}),
+      reduction("aten::var_mean.correction", {5, 3}, {Dims{1}, 0, true}),
+      reduction("aten::std_mean.correction", {5, 3}),
+      reduction("aten::logsumexp", {5, 3}, {Dims{1}, false}),
+      reduction("aten::median", {5, 3}),
+      reduction("aten::nanmedian", {5, 3}),
+      reduction("aten::median.dim", {5, 3}, {0, false}),
+      reduction("aten::mode", {5, 3}, {0, false}),
+      reduction("aten::kthvalue", {5, 3}, {2, 0, false}),
+      reduction("aten::topk", {5, 3}, {2, 1}),
+      reduction("aten::topk", {6, 3}, {3, 0}),
+      reduction("aten::glu", {5, 6}, {-1}),
+      reduction("aten::glu", {4, 3}, {0}),
+      reduction("aten::sort", {5, 3}, {0}),
+      reduction("aten::sort.stable", {5, 3}, {true, 1, true}),
+      reduction("aten::cumsum", {5, 3}, {0}),
+      reduction("aten::cumprod", {5, 3}, {1}),
+      reduction("aten::logcumsumexp", {5, 3}, {1}),
+      reduction("aten::cummax", {5, 3}, {0}),
+      reduction("aten::cummin", {5, 3}, {1}),
+      reduction("aten::count_nonzero", {5, 3}),
+      reduction("aten::count_nonzero.dim_IntList", {5, 3}, {Dims{0}}),
+      reduction("aten::aminmax", {5, 3}, {0, true}),
+      reduction("aten::linalg__powsum", {5, 3}, {3.0, Dims{0}}),
+      reduction("aten::std", {5, 3}, {true}),
+      reduction("aten::dist", {5, 3}, {2.0}),
   };
   for (auto& c : table) {
     c.more_partials = {ReduceOp::kMax};
@@ -233,7 +231,7 @@ TEST_CASE("Integers and bools", "[reduction]") {
        {"aten::sum", "aten::prod", "aten::any", "aten::all", "aten::max", "aten::count_nonzero", "aten::nansum"}) {
     for (const auto dtype : {at::kInt, at::kLong, at::kBool, at::kByte}) {
       if (std::string(op) == "aten::nansum" && dtype == at::kBool) continue;
-      OpCase c = named(op, {5, 3});
+      OpCase c = reduction(op, {5, 3});
       c.make = [dtype](size_t, const std::vector<int64_t>& s) { return at::randint(0, 3, s, at::kLong).to(dtype); };
       DYNAMIC_SECTION(op << dtype) { check_op(c, 12); }
     }
@@ -253,21 +251,21 @@ TEST_CASE("A mean of half precision does not overflow more than on one device", 
 
 TEST_CASE("Norms", "[reduction][norm]") {
   for (const double p : {0.0, 1.0, 2.0, 3.0, 0.5, -1.0, kInf, -kInf}) {
-    OpCase c = named("aten::linalg_vector_norm", {5, 3}, {p});
+    OpCase c = reduction("aten::linalg_vector_norm", {5, 3}, {p});
     c.grad = {p > 0};
     DYNAMIC_SECTION("p = " << p) {
       check_op(c, 24);
-      OpCase along = named("aten::linalg_vector_norm", {5, 3}, {p, Dims{0}, true});
+      OpCase along = reduction("aten::linalg_vector_norm", {5, 3}, {p, Dims{0}, true});
       along.grad = c.grad;
       along.strided_inputs = true;
       check_op(along, 24);
-      OpCase old = named("aten::norm.ScalarOpt_dim", {5, 3}, {p, Dims{1}, false});
+      OpCase old = reduction("aten::norm.ScalarOpt_dim", {5, 3}, {p, Dims{1}, false});
       old.grad = c.grad;
       check_op(old, 24);
     }
   }
-  check_op(named("aten::norm.Scalar", {5, 3}));
-  OpCase complex = named("aten::linalg_vector_norm", {5, 3});
+  check_op(reduction("aten::norm.Scalar", {5, 3}));
+  OpCase complex = reduction("aten::linalg_vector_norm", {5, 3});
   complex.make = [](size_t, const std::vector<int64_t>& s) { return at::randn(s, at::kComplexDouble); };
   check_op(complex, 12);
   const auto mesh = test_meshes()[0];

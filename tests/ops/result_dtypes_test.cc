@@ -10,6 +10,7 @@
 
 #include <set>
 
+#include "absl/cleanup/cleanup.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/tensor/representation.h"
 #include "propagation/rule_registry.h"
@@ -24,7 +25,8 @@ namespace {
 using at::ScalarType;
 using Values = std::vector<c10::IValue>;
 
-constexpr ScalarType kTypes[] = {at::kBool, at::kByte, at::kInt, at::kHalf, at::kFloat, at::kDouble, at::kComplexFloat};
+constexpr ScalarType kResultTypes[] = {at::kBool,  at::kByte,   at::kInt,         at::kHalf,
+                                       at::kFloat, at::kDouble, at::kComplexFloat};
 
 // The operand next to the first tensor, of [2, 3].
 enum class Shape { kSame, kNoDims, kFirstHasNone, kNumber };
@@ -82,7 +84,7 @@ bool functional(const c10::FunctionSchema& schema) {
 }
 
 // Elementwise operators and reductions, by ATen's tags or among the library's own rules.
-std::vector<c10::OperatorHandle> operators() {
+std::vector<c10::OperatorHandle> elementwise_and_reductions() {
   std::set<std::string> names;
   for (const RuleRegistry::Entry& entry : RuleRegistry::instance().entries()) {
     if (entry.kind == RuleRegistry::Entry::Kind::kRule) names.insert(entry.op.substr(0, entry.op.find('.')));
@@ -161,9 +163,9 @@ TEST_CASE("Results have ATen's dtypes", "[result_dtypes]") {
     }
     if (!problem.empty()) wrong.insert(label + ": " + problem);
   };
-  for (const auto& op : operators()) {
-    for (const ScalarType first : kTypes) {
-      for (const ScalarType second : kTypes) {
+  for (const auto& op : elementwise_and_reductions()) {
+    for (const ScalarType first : kResultTypes) {
+      for (const ScalarType second : kResultTypes) {
         bool uses_second = false, known = true;
         for (const Shape shape : {Shape::kSame, Shape::kNoDims, Shape::kFirstHasNone, Shape::kNumber}) {
           for (const at::Scalar& number : {at::Scalar(2), at::Scalar(1.5), at::Scalar(true)}) {
@@ -195,8 +197,10 @@ TEST_CASE("Results have ATen's dtypes", "[result_dtypes]") {
 }
 
 TEST_CASE("A decision that fails its own check is not cached", "[result_dtypes]") {
-  OpRule wrong =
+  const OpRule right =
       *RuleRegistry::instance().find(c10::Dispatcher::singleton().findSchemaOrThrow("aten::special_bessel_j1", ""));
+  const absl::Cleanup restore = [&] { RuleRegistry::instance().add("aten::special_bessel_j1", right); };
+  OpRule wrong = right;
   wrong.metas = [](const OpCall& call) {
     TensorMeta meta = call.inputs[0]->meta();
     meta.dtype = at::kInt;

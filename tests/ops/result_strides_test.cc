@@ -128,7 +128,7 @@ std::optional<Call> call_of(const c10::OperatorHandle& op, Memory first, Memory 
 }
 
 // Operators with a rule or a handler that return new tensors.
-std::vector<c10::OperatorHandle> operators() {
+std::vector<c10::OperatorHandle> operators_of_new_tensors() {
   std::vector<c10::OperatorHandle> result;
   for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findOp(name);
@@ -257,7 +257,7 @@ TEST_CASE("Results have ATen's strides", "[result_strides]") {
   Comparison comparison;
   const std::vector<c10::ScalarType> others = {at::kComplexDouble, at::kLong, at::kBool};
   size_t number = 0;
-  for (const auto& op : operators()) {
+  for (const auto& op : operators_of_new_tensors()) {
     std::vector<c10::ScalarType> dtypes = {at::kDouble, others[number++ % others.size()]};
     if (long_tests()) dtypes = {at::kDouble, at::kComplexDouble, at::kLong, at::kBool};
     for (const c10::ScalarType dtype : dtypes) {

@@ -22,6 +22,7 @@
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/cost_by_bytes.h"
 #include "tests/testing/differential.h"
+#include "tests/testing/traffic.h"
 
 namespace dtensor::testing {
 namespace {
@@ -82,18 +83,6 @@ TEST_CASE("layer norm of split rows of half types adds up in float", "[ops][norm
   c.name = "bfloat16 with float weights";
   c.make = [](size_t i, const auto& shape) { return at::rand(shape).to(i == 0 ? at::kBFloat16 : at::kFloat); };
   check_both(c, 20);
-}
-
-struct Traffic {
-  int64_t calls, bytes;
-  friend bool operator==(const Traffic&, const Traffic&) = default;
-};
-
-template <typename F>
-Traffic traffic(const F& f) {
-  CommDebugMode comm;
-  f();
-  return {comm.total(), comm.bytes()};
 }
 
 TEST_CASE("layer norm of split rows exchanges two numbers per row in forward and in backward", "[ops][normalization]") {

@@ -29,7 +29,7 @@ namespace {
 namespace rnn = torch::nn::utils::rnn;
 using Tensors = std::vector<at::Tensor>;
 
-constexpr int64_t kSteps = 4, kFeatures = 3, kHidden = 2;
+constexpr int64_t kSteps = 4, kInputFeatures = 3, kHidden = 2;
 
 struct Case {
   std::vector<int64_t> lengths;
@@ -50,7 +50,7 @@ at::Tensor on_mesh(const at::Tensor& t, const DeviceMesh* mesh, const Placements
 
 // The outputs, states and gradients of an LSTM.
 Tensors run(const Case& c, const Tensors& values, const DeviceMesh* mesh, const Placements& placements) {
-  torch::nn::LSTM lstm(torch::nn::LSTMOptions(kFeatures, kHidden).bidirectional(true).batch_first(c.batch_first));
+  torch::nn::LSTM lstm(torch::nn::LSTMOptions(kInputFeatures, kHidden).bidirectional(true).batch_first(c.batch_first));
   lstm->to(torch::kDouble);
   const auto parameters = lstm->parameters();
   for (size_t i = 0; i < parameters.size(); ++i) {
@@ -78,8 +78,8 @@ Tensors run(const Case& c, const Tensors& values, const DeviceMesh* mesh, const 
 TEST_CASE("an LSTM on sequences in any order equals one device", "[ops][packed]") {
   for (const Case& c : cases()) {
     const auto batch = static_cast<int64_t>(c.lengths.size());
-    const Tensors values{at::rand(c.batch_first ? std::vector<int64_t>{batch, kSteps, kFeatures}
-                                                : std::vector<int64_t>{kSteps, batch, kFeatures},
+    const Tensors values{at::rand(c.batch_first ? std::vector<int64_t>{batch, kSteps, kInputFeatures}
+                                                : std::vector<int64_t>{kSteps, batch, kInputFeatures},
                                   at::kDouble),
                          at::rand({2, batch, kHidden}, at::kDouble), at::rand({2, batch, kHidden}, at::kDouble)};
     const Tensors expected = run(c, values, nullptr, {});

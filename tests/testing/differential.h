@@ -13,6 +13,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +22,8 @@
 #include "placement/placement.h"
 
 namespace dtensor::testing {
+
+inline constexpr double kInf = std::numeric_limits<double>::infinity();
 
 struct OpCase {
   std::string name = {};
