@@ -91,9 +91,10 @@ TEST_CASE("head-tail order shares the work of causal attention evenly", "[contex
 TEST_CASE("no rank holds more than two blocks of key and value besides its own", "[context_parallel]") {
   const World world = World::local(8);
   const DeviceMesh mesh(world, {8}, {"cp"});
-  const AttentionCase c{{.batch = 1, .heads = 2, .key_heads = 2, .length = 512, .keys = 512, .features = 16, .out_features = 16},
-               false,
-               {.method = Method::kRing}};
+  const AttentionCase c{
+      {.batch = 1, .heads = 2, .key_heads = 2, .length = 512, .keys = 512, .features = 16, .out_features = 16},
+      false,
+      {.method = Method::kRing}};
   Tensors split;
   for (const auto& t : inputs_of(c)) split.push_back(distribute_tensor(t.detach(), mesh, {Shard(2)}));
   const auto peak = [&] {

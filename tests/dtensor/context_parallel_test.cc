@@ -18,8 +18,8 @@ using internal::PartRun;
 using testing::difference;
 
 // Results and gradients with `placements` of query, key and value, beside those of one device.
-void check_attention(const AttentionCase& c, const DeviceMesh& mesh, const Placements& placements, double tolerance = 1e-11,
-                     torch::ScalarType dtype = torch::kDouble) {
+void check_attention(const AttentionCase& c, const DeviceMesh& mesh, const Placements& placements,
+                     double tolerance = 1e-11, torch::ScalarType dtype = torch::kDouble) {
   CAPTURE(mesh.to_string(), to_string(placements), c.causal, static_cast<int>(c.options.method), c.options.load_balance,
           c.sizes.length, c.sizes.keys, c.sizes.heads, c.sizes.key_heads, c.mask);
   const Tensors plain = inputs_of(c, dtype);
@@ -223,9 +223,9 @@ TEST_CASE("arguments in other layouts are redistributed, and the result is shard
     }
     const auto partial = testing::lay_out(plain[0].detach(), mesh, {Partial()});
     CHECK(testing::difference(attention({partial, testing::lay_out(plain[1].detach(), mesh, {Shard(2)}),
-                                testing::lay_out(plain[2].detach(), mesh, {Replicate()})},
-                               {}),
-                     expected)
+                                         testing::lay_out(plain[2].detach(), mesh, {Replicate()})},
+                                        {}),
+                              expected)
               .value_or("") == "");
   }
 }

@@ -32,7 +32,8 @@ Tensor numbers(c10::IntArrayRef sizes, double phase) {
 }
 
 struct Layer {
-  Tensor router, up, down;  // [kTokenWidth, experts], [experts, kTokenWidth, kExpertWidth], [experts, kExpertWidth, kTokenWidth]
+  Tensor router, up,
+      down;  // [kTokenWidth, experts], [experts, kTokenWidth, kExpertWidth], [experts, kExpertWidth, kTokenWidth]
 
   explicit Layer(int64_t experts)
       : router(numbers({kTokenWidth, experts}, 1)),
@@ -194,7 +195,8 @@ TEST_CASE("a rank that computes nothing for its lack of rows still sends the gra
   std::vector<Tensor> results;
   for (size_t i = 0; i < sent.rows.size(); ++i) {
     const Tensor& rows = sent.rows[i];
-    results.push_back(rows.size(0) == 0 ? torch::zeros({0, kTokenWidth}, torch::kDouble) : rows * sent.weights[0][i][0]);
+    results.push_back(rows.size(0) == 0 ? torch::zeros({0, kTokenWidth}, torch::kDouble)
+                                        : rows * sent.weights[0][i][0]);
   }
   moe_combine(sent, results).sum().backward();
   CHECK(torch::equal(full_tensor(experts.grad()),

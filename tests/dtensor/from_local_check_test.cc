@@ -67,13 +67,16 @@ int64_t exchanges() { return processes() > 0 ? 1 : 0; }
 
 TEST_CASE("run_check: valid parts cost one exchange between processes, and none within one") {
   CommDebugMode comm;
-  const auto x = pass(mesh_of_ranks(), {Shard(0)}, [](int64_t rank) { return at::full({2, 3}, static_cast<double>(rank)); });
+  const auto x = pass(mesh_of_ranks(), {Shard(0)}, [](int64_t rank) {
+    return at::full({2, 3}, static_cast<double>(rank));
+  });
   CHECK(comm.total() == exchanges());
   CHECK(comm.count(Collective::kAllGather) == exchanges());
   CHECK(x.sizes() == at::IntArrayRef({2 * ranks(), 3}));
   const auto r = pass(mesh_of_ranks(), {Replicate()}, [](int64_t) { return at::arange(5); });
   CHECK(r.sizes() == at::IntArrayRef({5}));
-  const auto p = pass(mesh_of_ranks(), {Partial()}, [](int64_t rank) { return at::full({2}, static_cast<double>(rank)); });
+  const auto p =
+      pass(mesh_of_ranks(), {Partial()}, [](int64_t rank) { return at::full({2}, static_cast<double>(rank)); });
   CHECK(p.sizes() == at::IntArrayRef({2}));
   const auto scalar = pass(mesh_of_ranks(), {Replicate()}, [](int64_t) { return at::full({}, 3.0); });
   CHECK(scalar.dim() == 0);
@@ -83,7 +86,8 @@ TEST_CASE("run_check: the global shape is that of all parts, also if uneven or e
   const int64_t n = ranks(), rows = 2 * n - 1;  // 2, 2, ..., 1
   const auto size = [&](int64_t rank) { return rank == n - 1 ? 1 : 2; };
   const auto whole = at::arange(3 * rows, at::kFloat).view({rows, 3});
-  const auto x = pass(mesh_of_ranks(), {Shard(0)}, [&](int64_t rank) { return whole.narrow(0, 2 * rank, size(rank)).clone(); });
+  const auto x =
+      pass(mesh_of_ranks(), {Shard(0)}, [&](int64_t rank) { return whole.narrow(0, 2 * rank, size(rank)).clone(); });
   CHECK(x.sizes() == at::IntArrayRef({rows, 3}));
   CHECK(at::equal(full_tensor(x), whole));
   const auto one = pass(mesh_of_ranks(), {Shard(1)}, [&](int64_t rank) { return at::ones({2, rank == 0 ? 1 : 0}); });
@@ -104,7 +108,9 @@ TEST_CASE("run_check: gradients equal those without run_check") {
 TEST_CASE("run_check: parts that do not follow the chunk rule are an error") {
   const int64_t last = ranks() - 1;
   // 1 row on rank 0, 2 on the others.
-  const std::string error = error_of(mesh_of_ranks(), {Shard(0)}, [](int64_t rank) { return at::ones({rank == 0 ? 1 : 2, 3}); });
+  const std::string error = error_of(mesh_of_ranks(), {Shard(0)}, [](int64_t rank) {
+    return at::ones({rank == 0 ? 1 : 2, 3});
+  });
   CHECK_THAT(error, StartsWith(absl::StrCat("[from_local] run_check: the local tensors do not make f32[", 2 * last + 1,
                                             ", 3](S(0)) @ mesh(tp=", ranks(),
                                             "): by the chunk rule rank 0 should have [2, 3] and has [1, 3]")));
@@ -175,11 +181,13 @@ TEST_CASE("run_check: replicas are compared bit for bit") {
 
 TEST_CASE("run_check: an error of one rank is thrown on all") {
   const int64_t last = ranks() - 1;
-  CHECK_THAT(error_of(mesh_of_ranks(), {Shard(0)}, [&](int64_t rank) { return rank == last ? at::Tensor() : at::ones({2}); }),
-             Contains(absl::StrCat("the local tensor of rank ", last, " is undefined")));
+  CHECK_THAT(
+      error_of(mesh_of_ranks(), {Shard(0)}, [&](int64_t rank) { return rank == last ? at::Tensor() : at::ones({2}); }),
+      Contains(absl::StrCat("the local tensor of rank ", last, " is undefined")));
   const auto distributed = pass(mesh_of_ranks(), {Replicate()}, [](int64_t) { return at::ones({2}); });
-  CHECK_THAT(error_of(mesh_of_ranks(), {Shard(0)}, [&](int64_t rank) { return rank == last ? distributed : at::ones({2}); }),
-             Contains(absl::StrCat("the local tensor of rank ", last, " is distributed already; use redistribute")));
+  CHECK_THAT(
+      error_of(mesh_of_ranks(), {Shard(0)}, [&](int64_t rank) { return rank == last ? distributed : at::ones({2}); }),
+      Contains(absl::StrCat("the local tensor of rank ", last, " is distributed already; use redistribute")));
 }
 
 TEST_CASE("run_check: on two mesh dims") {

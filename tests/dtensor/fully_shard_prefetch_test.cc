@@ -140,8 +140,8 @@ TEST_CASE("fully_shard: with prefetch a group's gather begins before the operato
                               "compute blocks.1.up" + block_arriving("blocks.2"),
                               "compute blocks.1.down" + block_arriving("blocks.2"), "gather blocks.3",
                               "compute blocks.2.up" + block_arriving("blocks.3"),
-                              "compute blocks.2.down" + block_arriving("blocks.3"), "gather head", "compute blocks.3.up",
-                              "compute blocks.3.down", "compute head"});
+                              "compute blocks.2.down" + block_arriving("blocks.3"), "gather head",
+                              "compute blocks.3.up", "compute blocks.3.down", "compute head"});
 }
 
 TEST_CASE("fully_shard: with prefetch a group's gather begins before the operators of the one after, in backward") {

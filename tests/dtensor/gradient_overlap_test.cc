@@ -109,7 +109,7 @@ TEST_CASE("gradient overlap: reductions begin before the operators of earlier la
   const Tensor loss = chain.loss();
   const BackwardRecord record(chain);
   loss.backward();
-  CHECK(record.lines == Lines{"compute", "compute", "reduce 6.weight",                                              //
+  CHECK(record.lines == Lines{"compute", "compute", "reduce 6.weight",                                          //
                               "compute" + if_job(" with 6"), "compute" + if_job(" with 6"), "reduce 4.weight",  //
                               "compute" + if_job(" with 4 with 6"), "compute" + if_job(" with 4 with 6"),       //
                               "reduce 2.weight", "compute" + if_job(" with 2 with 4 with 6"), "reduce 0.weight"});

@@ -30,7 +30,9 @@ using torch::Tensor;
 constexpr int64_t kRow = 16;               // elements
 constexpr int64_t kWhole = 16 * kRow * 8;  // bytes that matrix_exp() gathers for rows()
 
-DeviceMesh replicas_mesh(bool abstract) { return DeviceMesh(abstract ? World::abstract(4) : World::local(4), {4}, {"dp"}); }
+DeviceMesh replicas_mesh(bool abstract) {
+  return DeviceMesh(abstract ? World::abstract(4) : World::local(4), {4}, {"dp"});
+}
 
 // A square matrix sharded by rows, in float64, which matrix_exp() gathers.
 Tensor rows(const DeviceMesh& mesh) { return ones({16, kRow}, mesh, {Shard(0)}, {.dtype = torch::kDouble}) / 8; }

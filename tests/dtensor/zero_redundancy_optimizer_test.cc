@@ -307,7 +307,8 @@ TEST_CASE("a mesh dim that no parameter has is an error that names the meshes") 
   CHECK_THROWS_WITH(Zero({.mesh_dim = "pp"}, d.model->parameters(), 0.1),
                     Contains("mesh_dim is 'pp'") && Contains("mesh(dp=4, tp=2)"));
   CHECK_THROWS_WITH(Zero({}, d.model->parameters(), 0.1), Contains("name the dim"));
-  CHECK_THROWS_WITH(Zero({.mesh_dim = "dp"}, make_optimized_layers()->parameters(), 0.1), Contains("none is distributed"));
+  CHECK_THROWS_WITH(Zero({.mesh_dim = "dp"}, make_optimized_layers()->parameters(), 0.1),
+                    Contains("none is distributed"));
 }
 
 }  // namespace

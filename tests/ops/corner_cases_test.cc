@@ -102,21 +102,22 @@ TEST_CASE("writes by an empty index, and of other dtypes", "[corner]") {
   const auto index = at::tensor({0, 7}, at::kLong);
   check_case({"aten::index_add", {at::zeros({4, 0}, at::kDouble), 0, index, at::zeros({2, 0}, at::kDouble)}});
   check_case({"aten::index_copy",
-         {at::zeros({4, 0}, at::kDouble), 0, at::tensor({0, 3}, at::kLong), at::zeros({2, 0}, at::kDouble)}});
+              {at::zeros({4, 0}, at::kDouble), 0, at::tensor({0, 3}, at::kLong), at::zeros({2, 0}, at::kDouble)}});
   const auto mask = counted({4, 3}).gt(5);
   for (const char* op : {"aten::index_put", "aten::index_put_"}) {
     check_case({op, {counted({4, 3}), OptionalTensors({mask}), at::ones({1}, at::kBool)}});
     check_case({op, {counted({4, 3}, at::kInt), OptionalTensors({mask}), at::ones({}, at::kBool)}});
   }
-  check_case({"aten::index_put.out",
-         {counted({4, 3}), OptionalTensors({mask}), at::ones({1}, at::kBool), false, at::zeros({4, 3}, at::kDouble)}});
+  check_case(
+      {"aten::index_put.out",
+       {counted({4, 3}), OptionalTensors({mask}), at::ones({1}, at::kBool), false, at::zeros({4, 3}, at::kDouble)}});
 }
 
 TEST_CASE("numbers with integer tensors on a rank without elements", "[corner]") {
   check_case({"aten::addbmm",
-         {counted({2, 2}, at::kInt), counted({2, 2, 3}, at::kInt), counted({2, 3, 2}, at::kInt), 1., 1.}});
+              {counted({2, 2}, at::kInt), counted({2, 2, 3}, at::kInt), counted({2, 3, 2}, at::kInt), 1., 1.}});
   check_case({"aten::baddbmm",
-         {counted({2, 2, 2}, at::kInt), counted({2, 2, 2}, at::kInt), counted({2, 2, 2}, at::kInt), 2.5, 1.}});
+              {counted({2, 2, 2}, at::kInt), counted({2, 2, 2}, at::kInt), counted({2, 2, 2}, at::kInt), 2.5, 1.}});
   check_case({"aten::addmm", {counted({2, 1}, at::kInt), counted({2, 2}, at::kInt), counted({2, 1}, at::kInt), 1., 1}});
   check_case({"aten::addmv", {counted({2}, at::kInt), counted({2, 2}, at::kInt), counted({2}, at::kInt), 3., 1.}});
   check_case({"aten::addr", {counted({4, 3}, at::kInt), counted({4}), counted({3}), 0.5, 0.25}});
@@ -339,10 +340,12 @@ TEST_CASE("losses over classes written to out=", "[corner]") {
       };
       const auto loss = out(at::kDouble), total = out(at::kDouble);
       check_case({"aten::nll_loss_forward.output", {counted({3}), rows[0], kAbsent, reduction, -100, loss, total}});
-      check_case({"aten::nll_loss_forward.output", {counted({4, 3}), rows, counted({3}), reduction, -100, loss, total}});
-      check_case({"aten::nll_loss2d_forward.output", {counted({2, 3, 2, 1}), images, kAbsent, reduction, 1, loss, total}});
+      check_case(
+          {"aten::nll_loss_forward.output", {counted({4, 3}), rows, counted({3}), reduction, -100, loss, total}});
+      check_case(
+          {"aten::nll_loss2d_forward.output", {counted({2, 3, 2, 1}), images, kAbsent, reduction, 1, loss, total}});
       check_case({"aten::nll_loss_forward.output",
-             {counted({4, 3}, at::kHalf), rows, kAbsent, reduction, -100, out(at::kHalf), out(at::kHalf)}});
+                  {counted({4, 3}, at::kHalf), rows, kAbsent, reduction, -100, out(at::kHalf), out(at::kHalf)}});
     }
   }
 }

@@ -77,7 +77,8 @@ TEST_CASE("ids outside the table are errors in every layout") {
     const auto ids = at::tensor(std::vector<int64_t>{1, 2, bad, 3});
     for (const Placement& p : {Replicate(), Shard(0), Shard(1)}) {
       for (const Placement& q : {Replicate(), Shard(0)}) {
-        CHECK_THROWS_AS(at::embedding(lay_out(table, test_meshes()[0], {p}), lay_out(ids, test_meshes()[0], {q})), c10::IndexError);
+        CHECK_THROWS_AS(at::embedding(lay_out(table, test_meshes()[0], {p}), lay_out(ids, test_meshes()[0], {q})),
+                        c10::IndexError);
         CHECK_THROWS_WITH(at::embedding(lay_out(table, test_meshes()[0], {p}), lay_out(ids, test_meshes()[0], {q})),
                           Contains("index out of range in self"));
       }
