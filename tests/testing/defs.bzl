@@ -53,7 +53,7 @@ def dtensor_tests(srcs, **kwargs):
     for src in srcs:
         dtensor_test(name = src.rpartition(".")[0], srcs = [src], **kwargs)
 
-def dtensor_process_test(name, srcs = [], ranks = 4, program = None, deps = [], size = "small", env = {}, headers = "tests", **kwargs):
+def dtensor_process_test(name, srcs = [], ranks = 4, program = None, deps = [], size = "small", env = {}, headers = "tests", together = False, **kwargs):
     """A Catch2 test whose every case runs in several processes at once, one rank each, started by //tools:launch.
 
     World::from_env() is the world of all of them. Cases run in the same order everywhere; a case that fails on one rank only
@@ -68,6 +68,7 @@ def dtensor_process_test(name, srcs = [], ranks = 4, program = None, deps = [], 
       deps: besides the library, Catch2 and RapidCheck.
       size: how long it takes alone, see _TIMEOUTS.
       headers: as of dtensor_test.
+      together: as of dtensor_test.
       env: variables; waits have a deadline of 20 s unless DTENSOR_TIMEOUT is there.
       **kwargs: go to the test.
     """
@@ -77,6 +78,7 @@ def dtensor_process_test(name, srcs = [], ranks = 4, program = None, deps = [], 
             name = name + "_program",
             testonly = True,
             headers = headers,
+            together = together,
             srcs = srcs,
             deps = ["//tests/testing:catch_main"] + deps,
         )
