@@ -15,6 +15,7 @@
 #include "dtensor/scopes.h"
 #include "mesh/memory_meter.h"
 #include "observe/comm_debug_mode.h"
+#include "tests/observe/mesh_of_four.h"
 #include "tests/testing/catch_torch.h"
 
 using Catch::Contains;
@@ -25,14 +26,8 @@ using namespace internal;
 
 namespace {
 
-const DeviceMesh& mesh() {
-  static const DeviceMesh m(World::local(4), {2, 2}, {"dp", "tp"});
-  return m;
-}
-
 at::Tensor values() { return at::arange(16, at::kFloat).reshape({8, 2}); }
 at::Tensor sharded() { return distribute_tensor(values(), mesh(), {Shard(0), Replicate()}); }
-at::Tensor partial() { return full({8, 2}, 1.0, mesh(), {Replicate(), Partial()}); }
 
 // What `run` throws, without the backtrace; "" if nothing.
 template <typename Run>

@@ -12,6 +12,7 @@
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/scopes.h"
+#include "tests/observe/mesh_of_four.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -19,13 +20,7 @@ using namespace internal;
 
 namespace {
 
-const DeviceMesh& mesh() {
-  static const DeviceMesh m(World::local(4), {2, 2}, {"dp", "tp"});
-  return m;
-}
-
-at::Tensor partial() { return full({8, 2}, 1.0, mesh(), {Replicate(), Partial()}); }
-at::Tensor sharded() { return full({8, 2}, 1.0, mesh(), {Shard(0), Replicate()}); }
+at::Tensor sharded_ones() { return full({8, 2}, 1.0, mesh(), {Shard(0), Replicate()}); }
 
 void send(CommListener& to, Collective collective, const char* module, const char* op, const char* argument,
           bool backward, int64_t bytes, bool implicit = true) {
@@ -56,10 +51,10 @@ TEST_CASE("comm debug mode: counts by collective, under PyTorch's names too") {
   CHECK(comm.total() == 0);
   CHECK(comm.counts().empty());
   redistribute(partial(), {Replicate(), Replicate()});
-  redistribute(sharded(), {Replicate(), Replicate()});
-  redistribute(sharded(), {Replicate(), Replicate()});
+  redistribute(sharded_ones(), {Replicate(), Replicate()});
+  redistribute(sharded_ones(), {Replicate(), Replicate()});
   redistribute(partial(), {Replicate(), Shard(0)});
-  redistribute(sharded(), {Shard(1), Replicate()});
+  redistribute(sharded_ones(), {Shard(1), Replicate()});
   CHECK(comm.counts() ==
         std::map<std::string, int64_t>{{"all_reduce", 1}, {"all_gather", 2}, {"reduce_scatter", 1}, {"all_to_all", 1}});
   CHECK(comm.total() == 5);

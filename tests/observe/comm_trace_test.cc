@@ -19,6 +19,7 @@
 #include "observe/comm_contracts.h"
 #include "observe/rank_in_job.h"
 #include "plan/cost_model.h"
+#include "tests/observe/mesh_of_four.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/child.h"
 
@@ -43,11 +44,6 @@ std::vector<Json> spans(const Json& trace) {
     if (event.at("ph") == "X") found.push_back(event);
   }
   return found;
-}
-
-const DeviceMesh& mesh() {
-  static const DeviceMesh m(World::local(4), {2, 2}, {"dp", "tp"});
-  return m;
 }
 
 class Failing : public Communicator {

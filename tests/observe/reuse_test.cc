@@ -35,7 +35,8 @@ Tensor wide(const DeviceMesh& mesh) { return ones({16, 1024}, mesh, {Shard(1)});
 // A Partial matrix of [4, 16], 256 bytes: an all_reduce of it receives 384 bytes per rank.
 Tensor product(const DeviceMesh& mesh) { return ones({4, 8}, mesh, {Shard(1)}).mm(ones({8, 16}, mesh, {Shard(0)})); }
 
-void send(const char* op, const char* argument, const char* module, bool backward, const char* saved, int64_t bytes) {
+void send_saved(const char* op, const char* argument, const char* module, bool backward, const char* saved,
+                int64_t bytes) {
   current_scope().listeners.back()->on_reuse({{op, argument, module}, backward, saved, bytes});
 }
 
@@ -237,11 +238,11 @@ TEST_CASE("reused inputs: the sums of a gradient, of which the bytes are not kno
 
 TEST_CASE("reused inputs: a section of the tree, and a list in the JSON") {
   CommDebugMode comm;
-  send("aten::mm", "self", "layers.0", false, "all_gather(tp)", 1000);
-  send("aten::mm", "self", "layers.0", false, "all_gather(tp)", 1000);
-  send("aten::roll", "self", "", false, "margins", 20);
-  send("aten::mm", "mat2", "", true, "all_reduce(dp)", 4096);
-  send("aten::_log_softmax_backward_data", "grad_output", "", true, "sums", 0);
+  send_saved("aten::mm", "self", "layers.0", false, "all_gather(tp)", 1000);
+  send_saved("aten::mm", "self", "layers.0", false, "all_gather(tp)", 1000);
+  send_saved("aten::roll", "self", "", false, "margins", 20);
+  send_saved("aten::mm", "mat2", "", true, "all_reduce(dp)", 4096);
+  send_saved("aten::_log_softmax_backward_data", "grad_output", "", true, "sums", 0);
   CHECK(comm.total() == 0);
   CHECK(comm.reused() == 5);
   CHECK(comm.to_string() == R"(0 collectives, 0 bytes
