@@ -12,13 +12,13 @@ namespace {
 
 using Catch::Contains;
 
-SpecPtr spec(Shape sizes, const char* layout = "R") {
+SpecPtr spec_of(Shape sizes, const char* layout = "R") {
   static const DeviceMesh mesh(World::abstract(4), {4});
   return Spec::get(mesh, parse_placements(layout).value(), sizes, at::kFloat);
 }
 
 TEST_CASE("calls made by name") {
-  auto a = spec({4, 6}, "S(0)"), b = spec({6, 2});
+  auto a = spec_of({4, 6}, "S(0)"), b = spec_of({6, 2});
   OpCall mm = OpCall::make("aten::mm", {a, b});
   CHECK(mm.name() == "aten::mm");
   CHECK(dotted_name(mm.op) == "aten.mm.default");
@@ -69,7 +69,7 @@ TEST_CASE("calls made by name") {
 }
 
 TEST_CASE("arguments that are lists or optional") {
-  auto a = spec({4, 6});
+  auto a = spec_of({4, 6});
   // An empty optional list is None; an empty list is a list.
   CHECK(OpCall::make("aten::sum.dim_IntList", {a}, {std::vector<int64_t>{}}).get_ints("dim") == std::nullopt);
   CHECK(OpCall::make("aten::sum.dim_IntList", {a}, {c10::IValue()}).get_ints("dim") == std::nullopt);
@@ -86,7 +86,7 @@ TEST_CASE("arguments that are lists or optional") {
 }
 
 TEST_CASE("written arguments of an operator") {
-  auto a = spec({4}), b = spec({4}), c = spec({4});
+  auto a = spec_of({4}), b = spec_of({4}), c = spec_of({4});
   OpCall add = OpCall::make("aten::add.Tensor", {a, b});
   CHECK(add.written() == std::vector<bool>{false, false});
   CHECK(add.written_by_return(0) == -1);
@@ -127,7 +127,7 @@ TEST_CASE("two inputs have the same hints only if all hints of both are alike") 
   CHECK_FALSE(context.has_same_hints(0, 1));
   context.factory_inputs = {0, 1};
   CHECK(context.has_same_hints(0, 1));
-  context.preferred_layouts = {spec({4}), nullptr};
+  context.preferred_layouts = {spec_of({4}), nullptr};
   CHECK_FALSE(context.has_same_hints(0, 1));
   context.preferred_layouts[1] = context.preferred_layouts[0];
   CHECK(context.has_same_hints(0, 1));

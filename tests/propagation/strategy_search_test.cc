@@ -18,15 +18,15 @@ using namespace internal;
 
 namespace {
 
-struct Case {
+struct SearchCase {
   std::string op;
   std::vector<Shape> shapes;
   std::vector<c10::IValue> args = {};
 };
 
 // Sizes of two, three and five dims, some with many divisors, some not.
-const std::vector<Case>& cases() {
-  static const auto* const all = new std::vector<Case>{
+const std::vector<SearchCase>& search_cases() {
+  static const auto* const all = new std::vector<SearchCase>{
       {"aten::add.Tensor", {{16, 24, 8}, {16, 24, 8}}},
       {"aten::mul.Tensor", {{16, 24, 8}, {24, 8}}},
       {"aten::mm", {{64, 96}, {96, 128}}},
@@ -45,7 +45,7 @@ class RandomCalls {
  public:
   explicit RandomCalls(const DeviceMesh& mesh) : mesh_(mesh) {}
 
-  OpCall call(const Case& c) {
+  OpCall call(const SearchCase& c) {
     std::vector<SpecPtr> specs;
     for (const Shape& sizes : c.shapes) specs.push_back(spec(sizes));
     return OpCall::make(c.op, specs, c.args);
@@ -102,10 +102,10 @@ constexpr int64_t kAll = int64_t{1} << 40;
 
 TEST_CASE("up to three mesh dims, every combination is priced") {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{2, 2}, {2, 3, 2}}) {
-    const DeviceMesh mesh = mesh_of(shape);
+    const DeviceMesh mesh = dtensor::mesh_of(shape);
     RandomCalls random(mesh);
     for (int round = 0; round < 3; ++round) {
-      for (const Case& c : cases()) {
+      for (const SearchCase& c : search_cases()) {
         const OpCall call = random.call(c);
         INFO(call.to_string());
         SearchEffort usual, all;
@@ -121,14 +121,14 @@ TEST_CASE("up to three mesh dims, every combination is priced") {
 TEST_CASE("a limit of memory chooses among strategies") {
   int kept = 0, refused = 0, others = 0;
   for (const auto& shape : std::vector<std::vector<int64_t>>{{4}, {2, 2}, {2, 2, 2, 2}}) {
-    const DeviceMesh mesh = mesh_of(shape);
+    const DeviceMesh mesh = dtensor::mesh_of(shape);
     RandomCalls random(mesh);
     // A limited search of four dims prices 100 times as many combinations: the short form has a quarter of the cases.
     const bool few = shape.size() == 4 && !testing::long_tests();
     const int rounds = few ? 1 : 8;
     int number = 0;
     for (int round = 0; round < rounds; ++round) {
-      for (const Case& c : cases()) {
+      for (const SearchCase& c : search_cases()) {
         if (few && number++ % 4 != 0) continue;
         OpCall call = random.call(c);
         INFO(call.to_string());
@@ -169,11 +169,11 @@ TEST_CASE("a limit of memory chooses among strategies") {
 // If not all are priced, the result takes hardly longer: on average 1%, at worst a quarter.
 TEST_CASE("an incomplete search is near the best") {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{2, 2, 2}, {2, 3, 2}, {2, 2, 2, 2}}) {
-    const DeviceMesh mesh = mesh_of(shape);
+    const DeviceMesh mesh = dtensor::mesh_of(shape);
     RandomCalls random(mesh);
     Quality quality;
     for (int round = 0; round < (shape.size() == 4 ? 2 : 6); ++round) {
-      for (const Case& c : cases()) {
+      for (const SearchCase& c : search_cases()) {
         const OpCall call = random.call(c);
         SearchEffort some, all;
         some.every = 1;
@@ -192,9 +192,9 @@ TEST_CASE("an incomplete search is near the best") {
 
 TEST_CASE("on six to eight mesh dims, decisions take a bounded number of steps") {
   for (size_t ndim = 6; ndim <= 8; ++ndim) {
-    const DeviceMesh mesh = mesh_of(std::vector<int64_t>(ndim, 2));
+    const DeviceMesh mesh = dtensor::mesh_of(std::vector<int64_t>(ndim, 2));
     RandomCalls random(mesh);
-    for (const Case& c : cases()) {
+    for (const SearchCase& c : search_cases()) {
       for (int round = 0; round < 2; ++round) {
         const OpCall call = random.call(c);
         SearchEffort effort;
@@ -211,7 +211,7 @@ TEST_CASE("on six to eight mesh dims, decisions take a bounded number of steps")
 
 TEST_CASE("lists of a hundred tensors are decided in a bounded number of steps") {
   for (size_t ndim : {1, 2, 3, 5, 8}) {
-    const DeviceMesh mesh = mesh_of(std::vector<int64_t>(ndim, 2));
+    const DeviceMesh mesh = dtensor::mesh_of(std::vector<int64_t>(ndim, 2));
     RandomCalls random(mesh);
     for (const char* op : {"aten::cat", "aten::stack"}) {
       std::vector<SpecPtr> few;
@@ -231,7 +231,7 @@ TEST_CASE("lists of a hundred tensors are decided in a bounded number of steps")
 
 TEST_CASE("redistributions over more than three mesh dims are near the best") {
   for (const auto& shape : std::vector<std::vector<int64_t>>{{2, 2, 2, 2}, {2, 3, 2, 2}}) {
-    const DeviceMesh mesh = mesh_of(shape);
+    const DeviceMesh mesh = dtensor::mesh_of(shape);
     RandomCalls random(mesh);
     for (const Shape& sizes : {Shape{16, 12, 8}, Shape{256, 192, 128}}) {
       const TensorMeta meta = meta_of(sizes);
@@ -258,7 +258,7 @@ TEST_CASE("redistributions over more than three mesh dims are near the best") {
 }
 
 TEST_CASE("redistributions over eight mesh dims are planned in milliseconds") {
-  const DeviceMesh mesh = mesh_of(std::vector<int64_t>(8, 2));
+  const DeviceMesh mesh = dtensor::mesh_of(std::vector<int64_t>(8, 2));
   RandomCalls random(mesh);
   for (const Shape& sizes : {Shape{256, 192, 128}, Shape{17, 12, 9}}) {
     for (int round = 0; round < 10; ++round) {
