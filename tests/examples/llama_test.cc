@@ -9,6 +9,7 @@
 
 #include "dtensor/dtensor.h"
 #include "examples/models/layouts.h"
+#include "tests/examples/against_one_device.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -17,50 +18,48 @@ namespace {
 using examples::Llama;
 using examples::LlamaConfig;
 
-Llama make_model(const LlamaConfig& config) {
+Llama make_llama(const LlamaConfig& config) {
   torch::manual_seed(3);
   Llama model(config);
   model->to(torch::kDouble);
   return model;
 }
 
-struct Batch {
+struct Sequences {
   torch::Tensor ids, targets;
 };
 
-Batch make_batch(const LlamaConfig& config, int64_t batch, int64_t length) {
+Sequences make_batch(const LlamaConfig& config, int64_t batch, int64_t length) {
   torch::manual_seed(5);
   return {torch::randint(config.vocab, {batch, length}), torch::randint(config.vocab, {batch, length})};
 }
 
-Batch on_mesh(const Batch& batch, const DeviceMesh& mesh) {
+Sequences on_mesh(const Sequences& batch, const DeviceMesh& mesh) {
   const Placements placements = examples::over(mesh, "dp", Shard(0));
   return {distribute_tensor(batch.ids, mesh, placements), distribute_tensor(batch.targets, mesh, placements)};
 }
 
-torch::Tensor loss_of(Llama& model, const Batch& batch) {
+torch::Tensor llama_loss(Llama& model, const Sequences& batch) {
   const auto scores = model->forward(batch.ids);
   return torch::nn::functional::cross_entropy(scores.view({-1, scores.size(-1)}), batch.targets.view({-1}));
 }
 
-torch::Tensor whole(const torch::Tensor& t) { return is_dtensor(t) ? full_tensor(t) : t; }
-
 // Losses and gradients of some steps, on a mesh and on one device.
-void check_training(const LlamaConfig& config, const DeviceMesh& mesh, int64_t batch_size, int64_t length) {
+void check_llama(const LlamaConfig& config, const DeviceMesh& mesh, int64_t batch_size, int64_t length) {
   CAPTURE(mesh.to_string(), config.vocab, config.heads);
-  Llama plain = make_model(config), distributed = make_model(config);
+  Llama plain = make_llama(config), distributed = make_llama(config);
   distribute_module(*distributed, mesh, examples::shard_llama);
   torch::optim::AdamW plain_optimizer(plain->parameters(), 1e-2), optimizer(distributed->parameters(), 1e-2);
-  const Batch batch = make_batch(config, batch_size, length), spread = on_mesh(batch, mesh);
+  const Sequences batch = make_batch(config, batch_size, length), spread = on_mesh(batch, mesh);
   for (int step = 0; step < 3; ++step) {
     plain_optimizer.zero_grad();
-    const auto expected = loss_of(plain, batch);
+    const auto expected = llama_loss(plain, batch);
     expected.backward();
     optimizer.zero_grad();
     torch::Tensor loss;
     {
       const MeshScope scope(mesh);
-      loss = loss_of(distributed, spread);
+      loss = llama_loss(distributed, spread);
     }
     loss.backward();
     CHECK(loss.item<double>() == Approx(expected.item<double>()).epsilon(1e-12));
@@ -81,16 +80,16 @@ TEST_CASE("llama: training on a mesh is training on one device", "[examples][lla
   config.heads = 4;
   config.kv_heads = 2;
   config.hidden = 20;
-  check_training(config, DeviceMesh(World::local(2), {2}, {"tp"}), 2, 5);
-  check_training(config, DeviceMesh(World::local(4), {2, 2}, {"dp", "tp"}), 4, 6);
-  check_training(config, DeviceMesh(World::local(4), {4}, {"tp"}), 2, 5);  // fewer heads of keys than ranks
-  config.vocab = 23;                                                       // what divides by nothing
+  check_llama(config, DeviceMesh(World::local(2), {2}, {"tp"}), 2, 5);
+  check_llama(config, DeviceMesh(World::local(4), {2, 2}, {"dp", "tp"}), 4, 6);
+  check_llama(config, DeviceMesh(World::local(4), {4}, {"tp"}), 2, 5);  // fewer heads of keys than ranks
+  config.vocab = 23;                                                    // what divides by nothing
   config.heads = 6;
   config.kv_heads = 3;
   config.width = 24;
   config.hidden = 17;
-  check_training(config, DeviceMesh(World::local(4), {4}, {"tp"}), 3, 5);
-  check_training(config, DeviceMesh(World::local(6), {3, 2}, {"dp", "tp"}), 4, 5);
+  check_llama(config, DeviceMesh(World::local(4), {4}, {"tp"}), 3, 5);
+  check_llama(config, DeviceMesh(World::local(6), {3, 2}, {"dp", "tp"}), 4, 5);
 }
 
 LlamaConfig even_config() {
@@ -104,13 +103,13 @@ TEST_CASE("llama: one reduction per half of a block, and no weight moves", "[exa
   for (const DeviceMesh& mesh :
        {DeviceMesh(World::local(4), {2, 2}, {"dp", "tp"}), DeviceMesh(World::abstract(1024), {256, 4}, {"dp", "tp"})}) {
     CAPTURE(mesh.to_string());
-    Llama model = make_model(config);
+    Llama model = make_llama(config);
     distribute_module(*model, mesh, examples::shard_llama);
     const int64_t dp = mesh.size("dp");
-    const Batch batch = on_mesh(make_batch(config, 4 * dp, 8), mesh);
+    const Sequences batch = on_mesh(make_batch(config, 4 * dp, 8), mesh);
     const MeshScope scope(mesh);
     CommDebugMode comm;
-    const auto loss = loss_of(model, batch);
+    const auto loss = llama_loss(model, batch);
     // The embedding and two per block; target scores and mean.
     CHECK(comm.count(Collective::kAllReduce) == 1 + 2 * config.layers + 1);
     // Maximum and sum of the scores.
@@ -147,7 +146,7 @@ Generation make_generation(const Llama& model, int64_t slots) {
 TEST_CASE("llama: generation keeps its cache where the heads are", "[examples][llama]") {
   const LlamaConfig config = even_config();
   const DeviceMesh mesh(World::local(4), {4}, {"tp"});
-  Llama plain = make_model(config), distributed = make_model(config);
+  Llama plain = make_llama(config), distributed = make_llama(config);
   distribute_module(*distributed, mesh, examples::shard_llama);
   Generation expected = make_generation(plain, 3), generation = make_generation(distributed, 3);
   const at::NoGradGuard no_grad;
