@@ -388,11 +388,17 @@ static std::vector<DeviceMesh> meshes_of(const OpCase& c) {
                                                                    : std::vector{all[2], all[1]};
 }
 
+// At most.
+static size_t combinations_on(const DeviceMesh& mesh, size_t max_2d) {
+  if (long_tests()) return mesh.ndim() > 1 ? max_2d : SIZE_MAX;
+  return mesh.ndim() > 1 ? std::min<size_t>(max_2d, 32) : 40;
+}
+
 void check_op(const OpCase& c, int max_2d) {
   const auto expected = run_plain(c);
   int failures = 0;
   for (const auto& mesh : meshes_of(c)) {
-    const size_t limit = mesh.ndim() > 1 ? max_2d : long_tests() ? SIZE_MAX : 64;
+    const size_t limit = combinations_on(mesh, max_2d);
     size_t turn = 0;
     for (const auto& layouts : combinations(expected.inputs, c, mesh, limit)) {
       const auto wrong = run_distributed(c, expected, mesh, layouts, turn++);

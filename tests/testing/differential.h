@@ -46,10 +46,10 @@ struct OpCase {
 // Meshes (4), (2,2), (3), (2,3) of World::local, made once.
 const std::vector<DeviceMesh>& test_meshes();
 
-// In the long form on all test meshes, in the short one on one of each number of dims, which depends on the case's
-// name. Every combination while there are at most 64 on a 1-d mesh (long form: however many) and `max_2d` on a 2-d
-// mesh, else a fixed-seed sample of that size. Fails the current Catch2 test with op, mesh, placements and the first
-// differing element.
+// In the long form on all test meshes: every combination of layouts on a 1-d mesh, `max_2d` of them on a 2-d mesh. In
+// the short form on one mesh of each number of dims, which depends on the case's name: 40 combinations, and `max_2d`
+// but at most 32. Where there are more, a sample with a fixed seed. Fails the current Catch2 test with op, mesh,
+// placements and the first differing element.
 void check_op(const OpCase& c, int max_2d = 64);
 
 // `full` as the locals of `placements` (Partial: random addends that sum to it), made into a distributed tensor.
