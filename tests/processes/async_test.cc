@@ -21,17 +21,16 @@ namespace dtensor {
 namespace {
 
 DeviceMesh job_mesh() { return DeviceMesh(job_world(), {job_world().size()}, {"tp"}); }
-bool is_rank(int64_t rank) { return job_world().owned_ranks().front() == rank; }
 at::Tensor values(double from) { return at::arange(from, from + 12 * 10, at::kFloat).view({12, 10}); }
 
 TEST_CASE("async: a call returns before the other rank has made it, and reading waits") {
   const auto x = distribute_tensor(values(0), job_mesh(), {Shard(0)});
   RankFlag returned("returned");
-  if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
+  if (own_rank() != 0) REQUIRE(returned.wait(std::chrono::seconds(20)));
   const at::Tensor y = redistribute(x, {Shard(1)}, {.async_op = true});
   CHECK(y.sizes() == x.sizes());
   CHECK(DTensor(y).placements() == Placements{Shard(1)});  // does not wait either
-  if (is_rank(0)) returned.raise();
+  if (own_rank() == 0) returned.raise();
   CHECK(at::equal(full_tensor(y), values(0)));
 }
 
@@ -42,12 +41,12 @@ at::Tensor addends(int64_t rows) { return at::arange(rows * 10, at::kFloat).view
 void check_returns_first(const std::string& flag, const at::Tensor& x, const Placements& to, const char* collective) {
   const at::Tensor whole = full_tensor(x);
   RankFlag returned(flag);
-  if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
+  if (own_rank() != 0) REQUIRE(returned.wait(std::chrono::seconds(20)));
   CommDebugMode comm;
   const at::Tensor y = redistribute(x, to, {.async_op = true});
   CHECK(comm.count(collective) == 1);
   CHECK(comm.total() == 1);
-  if (is_rank(0)) returned.raise();
+  if (own_rank() == 0) returned.raise();
   CHECK(DTensor(y).placements() == to);
   CHECK(at::equal(full_tensor(y), whole));
 }
@@ -88,7 +87,7 @@ TEST_CASE("async: a large all-reduce completes if one rank never reads it") {
   const auto x = redistribute(distribute_tensor(addends(10000), job_mesh(), {Replicate()}), {Partial()});
   RankFlag read("read");
   const at::Tensor y = redistribute(x, {Replicate()}, {.async_op = true});
-  if (is_rank(0)) {
+  if (own_rank() == 0) {
     CHECK(at::equal(to_local(y)[0], addends(10000)));
     read.raise();
   } else {
@@ -102,15 +101,15 @@ TEST_CASE("async: calls behind a large all-reduce return, too, and keep their or
   const auto partial = redistribute(replicated, {Partial()});
   const auto sharded = redistribute(replicated, {Shard(0)});
   RankFlag returned("all returned");
-  if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
+  if (own_rank() != 0) REQUIRE(returned.wait(std::chrono::seconds(20)));
   std::vector<at::Tensor> arriving;
   for (int i = 0; i < 3; ++i) {
     arriving.push_back(redistribute(partial, {Replicate()}, {.async_op = true}));
     arriving.push_back(redistribute(sharded, {Shard(1)}, {.async_op = true}));
   }
-  if (is_rank(0)) returned.raise();
+  if (own_rank() == 0) returned.raise();
   // One that waits, and so for all before it; and a rank that does not ask for more than the others do.
-  CHECK(at::equal(full_tensor(redistribute(partial, {Replicate()}, {.async_op = is_rank(0)})), addends(10000)));
+  CHECK(at::equal(full_tensor(redistribute(partial, {Replicate()}, {.async_op = own_rank() == 0})), addends(10000)));
   for (size_t i : {5, 0, 3, 2, 1, 4}) CHECK(at::equal(full_tensor(arriving[i]), addends(10000)));
 }
 
@@ -170,12 +169,12 @@ TEST_CASE("async: redistribution to another mesh returns before the other rank h
   redistribute(x, reversed,
                {Shard(1)});  // the first call between two meshes makes a link, for which ranks have to meet
   RankFlag returned("mesh");
-  if (!is_rank(0)) REQUIRE(returned.wait(std::chrono::seconds(20)));
+  if (own_rank() != 0) REQUIRE(returned.wait(std::chrono::seconds(20)));
   const at::Tensor y = redistribute(x, reversed, {Shard(1)}, {.async_op = true});
-  if (is_rank(0)) returned.raise();
+  if (own_rank() == 0) returned.raise();
   const at::Tensor z = redistribute(x, single, {Replicate()}, {.async_op = true});
   CHECK(at::equal(full_tensor(y), values(5)));
-  if (is_rank(0)) {
+  if (own_rank() == 0) {
     CHECK(to_local(z).empty());
   } else {
     CHECK(at::equal(full_tensor(z), values(5)));

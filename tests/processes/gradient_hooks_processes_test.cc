@@ -14,7 +14,7 @@ namespace {
 
 using torch::Tensor;
 
-Tensor numbers(std::vector<int64_t> sizes, double shift = 0) {
+Tensor sines(std::vector<int64_t> sizes, double shift = 0) {
   const Tensor t = torch::arange(c10::multiply_integers(sizes), torch::kDouble) + shift;
   return t.view(sizes).sin();
 }
@@ -23,11 +23,11 @@ struct Job {
   DeviceMesh mesh{job_world(), {job_world().size()}, {"dp"}};
   bool is_first = DTensor(ones({1}, mesh)).mesh().local_ranks().front() == 0;
   std::vector<Tensor> plain, leaves;
-  Tensor x0 = numbers({8, 5});
+  Tensor x0 = sines({8, 5});
 
   explicit Job(const Placement& layout) {
     for (int i = 0; i < 3; ++i) {
-      plain.push_back(numbers({5, 5}, i).requires_grad_());
+      plain.push_back(sines({5, 5}, i).requires_grad_());
       leaves.push_back(distribute_tensor(plain.back().detach(), mesh, {layout}).requires_grad_());
     }
   }
@@ -100,7 +100,7 @@ TEST_CASE("hooks on one rank: torch::autograd::grad gives the same layouts and c
 TEST_CASE("hooks on one rank: a hook that keeps the gradient of a table sharded by rows", "[processes]") {
   const DeviceMesh mesh(job_world(), {job_world().size()}, {"all"});
   const bool is_first = mesh.local_ranks().front() == 0;
-  const Tensor ids0 = torch::arange(8), table0 = numbers({12, 3}).requires_grad_();
+  const Tensor ids0 = torch::arange(8), table0 = sines({12, 3}).requires_grad_();
   const Tensor table = distribute_tensor(table0.detach(), mesh, {Shard(0)}).requires_grad_();
   std::vector<Tensor> kept;
   if (is_first) table.register_hook([&](const Tensor& g) { kept.push_back(g); });

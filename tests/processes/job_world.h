@@ -11,6 +11,9 @@ inline const World& job_world() {
   return world;
 }
 
+// The rank of this process.
+inline int64_t own_rank() { return job_world().owned_ranks().front(); }
+
 // The same ranks, all in this process: a job's results must equal these bit for bit.
 inline World twin_world() { return World::local(job_world().size()); }
 

@@ -25,8 +25,6 @@ using Catch::Contains;
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-int64_t own_rank() { return job_world().owned_ranks()[0]; }
-
 // "" if it passes.
 std::string error_of_barrier(const DeviceMesh& mesh, milliseconds timeout) {
   try {

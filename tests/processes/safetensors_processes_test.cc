@@ -18,9 +18,7 @@ namespace {
 
 using testing::error_text;
 
-int64_t my_rank() { return job_world().owned_ranks()[0]; }
-
-torch::nn::Linear make_linear(double value, const Placement& placement) {
+torch::nn::Linear make_split_linear(double value, const Placement& placement) {
   torch::nn::Linear m(6, 8);
   torch::NoGradGuard no_grad;
   m->weight.copy_(torch::arange(48.0).view({8, 6}) * value);
@@ -33,7 +31,7 @@ torch::nn::Linear make_linear(double value, const Placement& placement) {
 }
 
 // Of all ranks, beneath the test's own.
-std::string folder() {
+std::string safetensors_folder() {
   const char* base = std::getenv("TEST_TMPDIR");
   const std::string path = std::string(base != nullptr ? base : "/tmp") + "/safetensors_processes";
   ::mkdir(path.c_str(), 0700);
@@ -43,9 +41,9 @@ std::string folder() {
 }  // namespace
 
 TEST_CASE("safetensors_processes: saved by all ranks, and each loads its part without communication") {
-  const std::string path = folder() + "/model";
+  const std::string path = safetensors_folder() + "/model";
   for (int round = 1; round <= 3; ++round) {  // over the older weights, too
-    auto a = make_linear(round, Shard(0)), b = make_linear(0.5, Shard(1));
+    auto a = make_split_linear(round, Shard(0)), b = make_split_linear(0.5, Shard(1));
     save_safetensors(state_dict(*a), path + ".safetensors");
     save_hugging_face(state_dict(*a), path, /*max_file_bytes=*/round == 2 ? 1000 : 100);
     const at::Tensor whole = full_tensor(a->weight).detach();
@@ -60,16 +58,16 @@ TEST_CASE("safetensors_processes: saved by all ranks, and each loads its part wi
 }
 
 TEST_CASE("safetensors_processes: an error of the writer is thrown on all ranks, and names it") {
-  const auto m = make_linear(1, Shard(0));
-  const std::string file = my_rank() == 0 ? "/none/f" : "/f";
+  const auto m = make_split_linear(1, Shard(0));
+  const std::string file = own_rank() == 0 ? "/none/f" : "/f";
   const auto check_error = [](const std::string& text) {
-    CHECK_THAT(text, Catch::Contains("rank 0:") && Catch::Contains(folder() + "/none") &&
+    CHECK_THAT(text, Catch::Contains("rank 0:") && Catch::Contains(safetensors_folder() + "/none") &&
                          Catch::Contains("No such file or directory"));
   };
-  check_error(error_text([&] { save_safetensors(state_dict(*m), folder() + file); }));
-  check_error(error_text([&] { save_hugging_face(state_dict(*m), folder() + file + "/folder"); }));
-  CHECK_NOTHROW(save_safetensors(state_dict(*m), folder() + "/after"));  // the job goes on
-  CHECK(load_safetensors(folder() + "/after").size() == 2);
+  check_error(error_text([&] { save_safetensors(state_dict(*m), safetensors_folder() + file); }));
+  check_error(error_text([&] { save_hugging_face(state_dict(*m), safetensors_folder() + file + "/folder"); }));
+  CHECK_NOTHROW(save_safetensors(state_dict(*m), safetensors_folder() + "/after"));  // the job goes on
+  CHECK(load_safetensors(safetensors_folder() + "/after").size() == 2);
 }
 
 }  // namespace dtensor

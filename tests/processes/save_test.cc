@@ -27,7 +27,6 @@ namespace {
 
 using testing::error_text;
 
-int64_t my_rank() { return job_world().owned_ranks()[0]; }
 DeviceMesh mesh() { return DeviceMesh(job_world(), {job_world().size()}, {"x"}); }
 
 // A folder that all ranks know.
@@ -101,7 +100,7 @@ TEST_CASE("save: an error of the writer is thrown on all ranks, and names it") {
   auto model = m;
   step(model, optimizer);
   // Only the writer's folder is missing: it is the one that writes.
-  const std::string path = my_rank() == 0 ? dir + "/none/f.pt" : dir + "/f.pt";
+  const std::string path = own_rank() == 0 ? dir + "/none/f.pt" : dir + "/f.pt";
   const auto check = [&](const std::function<void()>& save_it) {
     const std::string text = error_text(save_it);
     CHECK_THAT(text, Catch::Contains("rank 0:") && Catch::Contains(dir + "/none/f.pt") &&
@@ -116,7 +115,7 @@ TEST_CASE("save: an error of the writer is thrown on all ranks, and names it") {
   struct OddImpl : torch::nn::Module {
     OddImpl() { w = register_parameter("w", torch::ones({4})); }
     void save(torch::serialize::OutputArchive& a) const override {
-      TORCH_CHECK(my_rank() != 1, "this module cannot be saved here");
+      TORCH_CHECK(own_rank() != 1, "this module cannot be saved here");
       torch::nn::Module::save(a);
     }
     torch::Tensor w;
@@ -140,18 +139,18 @@ TEST_CASE("save: a writer that takes longer than the deadline of a wait") {
         ++writes;
         std::this_thread::sleep_for(std::chrono::duration<double>(deadline + 2));
       });
-  CHECK(writes == (my_rank() == 0 ? 1 : 0));
+  CHECK(writes == (own_rank() == 0 ? 1 : 0));
   // No process returns before the file is written.
   CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() >= deadline + 1);
 }
 
 TEST_CASE("save: without distributed tensors no process waits") {
-  const std::string path = folder("plain") + "/m" + std::to_string(my_rank()) + ".pt";
+  const std::string path = folder("plain") + "/m" + std::to_string(own_rank()) + ".pt";
   const torch::nn::Linear model(3, 2);
   CommDebugMode comm;
-  if (my_rank() % 2 == 0) save(*model, path);
-  save(NamedTensors{{"rank", torch::full({1}, my_rank())}}, path);
-  CHECK(load_tensors(path).at("rank").item<int64_t>() == my_rank());
+  if (own_rank() % 2 == 0) save(*model, path);
+  save(NamedTensors{{"rank", torch::full({1}, own_rank())}}, path);
+  CHECK(load_tensors(path).at("rank").item<int64_t>() == own_rank());
   CHECK(comm.total() == 0);
 }
 
@@ -162,9 +161,9 @@ TEST_CASE("save: states of an optimizer belong to their parameters, whatever the
   std::vector<torch::Tensor> parameters(kParameters);
   std::vector<std::vector<char>> between;
   for (int i = 0; i < kParameters; ++i) {
-    const int place = (i * (my_rank() % 2 == 0 ? 1 : 7) + static_cast<int>(my_rank())) % kParameters;
+    const int place = (i * (own_rank() % 2 == 0 ? 1 : 7) + static_cast<int>(own_rank())) % kParameters;
     parameters[place] = full({8}, 1.0, mesh(), {Shard(0)}).requires_grad_();
-    between.emplace_back(100 + 37 * my_rank() * i);
+    between.emplace_back(100 + 37 * own_rank() * i);
   }
   torch::optim::SGD optimizer(parameters, torch::optim::SGDOptions(0.1).momentum(0.9));
   for (int i = 0; i < kParameters; ++i) parameters[i].mutable_grad() = full({8}, i + 1.0, mesh(), {Shard(0)});
@@ -186,12 +185,12 @@ TEST_CASE("save: on some ranks only") {
   const int64_t n = job_world().size();
   if (n < 4) return;
   const DeviceMesh odd(job_world(), {n / 2}, {"odd"}, n == 4 ? std::vector<int64_t>{1, 3} : std::vector<int64_t>{});
-  if (my_rank() % 2 == 0) return;
+  if (own_rank() % 2 == 0) return;
   const std::string path = folder("some") + "/t.pt";
   const at::Tensor t = full({5}, 2.0, odd, {Shard(0)});
   save(t, path);
   CHECK(torch::equal(load_tensors(path).at("0"), torch::full({5}, 2.0)));
-  CHECK_THAT(error_text([&] { save(t, my_rank() == 1 ? path + "/none" : path); }), Catch::Contains("rank 1:"));
+  CHECK_THAT(error_text([&] { save(t, own_rank() == 1 ? path + "/none" : path); }), Catch::Contains("rank 1:"));
 }
 
 }  // namespace dtensor

@@ -19,21 +19,19 @@ namespace dtensor {
 namespace {
 
 // Large enough for an all-reduce in two exchanges, each with slots of its own before it.
-at::Tensor values(int64_t k) { return at::arange(1000 * 16, at::kDouble).view({1000, 16}).mul(k + 1); }
+at::Tensor large_values(int64_t k) { return at::arange(1000 * 16, at::kDouble).view({1000, 16}).mul(k + 1); }
 
-at::Tensor partial(const DeviceMesh& mesh, int64_t k) {
-  return redistribute(distribute_tensor(values(k), mesh, {Replicate()}), {Partial()});
+at::Tensor large_partial(const DeviceMesh& mesh, int64_t k) {
+  return redistribute(distribute_tensor(large_values(k), mesh, {Replicate()}), {Partial()});
 }
-
-bool is_rank(int64_t rank) { return job_world().owned_ranks().front() == rank; }
 
 TEST_CASE("two threads: a call of one runs after all stages of the call that the other waits in") {
   const DeviceMesh mesh(job_world(), {2}, {"tp"});
-  const at::Tensor a = partial(mesh, 0), b = partial(mesh, 1);
-  CHECK(at::equal(full_tensor(a), values(0)));  // the ranks have met
+  const at::Tensor a = large_partial(mesh, 0), b = large_partial(mesh, 1);
+  CHECK(at::equal(full_tensor(a), large_values(0)));  // the ranks have met
   RankFlag both_made("both made");
   at::Tensor first, second;
-  if (is_rank(0)) {
+  if (own_rank() == 0) {
     std::thread waits([&] { first = to_local(redistribute(a, {Replicate()}))[0]; });
     std::this_thread::sleep_for(std::chrono::milliseconds(500));  // it has begun, and rank 1 has not come
     const at::Tensor arriving = redistribute(b, {Replicate()}, {.async_op = true});
@@ -45,8 +43,8 @@ TEST_CASE("two threads: a call of one runs after all stages of the call that the
     first = to_local(redistribute(a, {Replicate()}))[0];
     second = to_local(redistribute(b, {Replicate()}))[0];
   }
-  CHECK(at::equal(first, values(0)));
-  CHECK(at::equal(second, values(1)));
+  CHECK(at::equal(first, large_values(0)));
+  CHECK(at::equal(second, large_values(1)));
 }
 
 // Lets two threads do their parts of a loop in turns.
@@ -71,7 +69,7 @@ TEST_CASE("two threads: alternating calls, read at any time, give the results of
   constexpr int64_t kCalls = 40;
   const DeviceMesh mesh(job_world(), {2}, {"tp"});
   std::vector<at::Tensor> inputs, results(kCalls);
-  for (int64_t k = 0; k < kCalls; ++k) inputs.push_back(partial(mesh, k));
+  for (int64_t k = 0; k < kCalls; ++k) inputs.push_back(large_partial(mesh, k));
   Turns turns;
   const auto run = [&](int64_t parity) {
     for (int64_t k = parity; k < kCalls; k += 2) {
@@ -83,7 +81,7 @@ TEST_CASE("two threads: alternating calls, read at any time, give the results of
   std::thread other(run, 1);
   run(0);
   other.join();
-  for (int64_t k = 0; k < kCalls; ++k) CHECK(at::equal(results[k], values(k)));
+  for (int64_t k = 0; k < kCalls; ++k) CHECK(at::equal(results[k], large_values(k)));
 }
 
 }  // namespace
