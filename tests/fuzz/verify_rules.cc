@@ -44,9 +44,9 @@ ABSL_FLAG(int64_t, layouts, 24, "of a sample on every mesh, at most");
 ABSL_FLAG(int64_t, seed, 1, "of samples and layouts");
 ABSL_FLAG(int64_t, every, 1, "only each so many-th operator");
 ABSL_FLAG(
-    bool, functional, false,
-    "only operators that write to none of their arguments, unless DTENSOR_LONG_TESTS is set: in-place and out= forms have their "
-    "rules");
+    bool, brief, false,
+    "unless DTENSOR_LONG_TESTS is set: only operators that write to none of their arguments, as in-place and out= "
+    "forms have their rules, and few layouts on meshes other than that of the table");
 ABSL_FLAG(std::string, known, "", "a file of findings that are known, a line each: operator, kind, and why");
 
 namespace {
@@ -176,46 +176,87 @@ struct Outcome {
   }
 };
 
-Outcome verified(const std::vector<OpSample>& samples, const VerifyRuleOptions& options) {
+// Each sample is verified with all of the options, one after the other.
+using Options = std::vector<VerifyRuleOptions>;
+
+Outcome verified(const std::vector<OpSample>& samples, const Options& all_options) {
   Outcome outcome;
   for (const OpSample& sample : samples) {
-    RuleReport report;
-    try {
-      report = verify_rule(sample, options);
-    } catch (const c10::Error&) {
-      continue;  // a call that LibTorch accepted once it may reject now: not comparable
+    bool is_accepted = true;
+    for (const VerifyRuleOptions& options : all_options) {
+      RuleReport report;
+      try {
+        report = verify_rule(sample, options);
+      } catch (const c10::Error&) {
+        is_accepted = false;  // a call that LibTorch accepted once it may reject now: not comparable
+        break;
+      }
+      outcome.layouts += report.layouts, outcome.strategies += report.strategies, outcome.refused += report.refused;
+      outcome.local.insert(report.local.begin(), report.local.end());
+      outcome.has_gradients = outcome.has_gradients || report.has_gradients;
+      for (const RuleFinding& f : report.findings) {
+        if (f.kind == RuleFinding::Kind::kError && fuzz::reason_to_refuse(sample.op, f.text) != nullptr) continue;
+        outcome.findings.emplace_back(f.kind, f.text);
+      }
     }
-    ++outcome.samples;
-    outcome.layouts += report.layouts, outcome.strategies += report.strategies, outcome.refused += report.refused;
-    outcome.local.insert(report.local.begin(), report.local.end());
-    outcome.has_gradients = outcome.has_gradients || report.has_gradients;
-    for (const RuleFinding& f : report.findings) {
-      if (f.kind == RuleFinding::Kind::kError && fuzz::reason_to_refuse(sample.op, f.text) != nullptr) continue;
-      outcome.findings.emplace_back(f.kind, f.text);
-    }
+    outcome.samples += is_accepted ? 1 : 0;
   }
   return outcome;
 }
 
-// In a separate process; nullopt: that ended early.
-std::optional<Outcome> verified_apart(const std::vector<OpSample>& samples, const VerifyRuleOptions& options) {
+// Of the brief form: the table, strategies and what is missing are of one mesh dim, so the other meshes get few
+// layouts.
+Options brief(const VerifyRuleOptions& options) {
+  VerifyRuleOptions table = options, others = options;
+  table.meshes = {{2}};
+  others.meshes = {{3}, {2, 2}};
+  others.most_layouts = 6;
+  others.strategies = others.missing = false;
+  return {table, others};
+}
+
+using Samples = std::vector<OpSample>;
+
+// What a separate process finds of several operators, of fewer if it ended early.
+std::vector<Outcome> verified_apart(const std::vector<Samples>& operators, const Options& options) {
   std::FILE* const file = std::tmpfile();
   TORCH_CHECK(file != nullptr, "cannot make a temporary file");
   std::fflush(nullptr);
   const pid_t child = fork();
   TORCH_CHECK(child >= 0, "cannot start a process");
   if (child == 0) {
-    verified(samples, options).write(file);
-    std::fflush(file);
+    for (const Samples& samples : operators) {
+      verified(samples, options).write(file);
+      std::fflush(file);
+    }
     _exit(0);
   }
   int status = 0;
   waitpid(child, &status, 0);
   std::rewind(file);
-  std::optional<Outcome> outcome;
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) outcome = Outcome::read(file);
+  std::vector<Outcome> outcomes;
+  while (outcomes.size() < operators.size()) {
+    auto outcome = Outcome::read(file);
+    if (!outcome) break;
+    outcomes.push_back(*std::move(outcome));
+  }
   std::fclose(file);
-  return outcome;
+  return outcomes;
+}
+
+// The outcomes of several operators; nullopt: the process ended even if no strategies are looked for that miss.
+std::vector<std::optional<Outcome>> verified_together(const std::vector<Samples>& operators, const Options& options) {
+  const std::vector<Outcome> together = verified_apart(operators, options);
+  std::vector<std::optional<Outcome>> outcomes(together.begin(), together.end());
+  Options careful = options;
+  for (VerifyRuleOptions& o : careful) o.missing = false;
+  while (outcomes.size() < operators.size()) {  // of the others each by itself
+    const std::vector<Samples> one = {operators[outcomes.size()]};
+    std::vector<Outcome> outcome = verified_apart(one, options);
+    if (outcome.empty()) outcome = verified_apart(one, careful);
+    outcomes.push_back(outcome.empty() ? std::nullopt : std::optional(outcome[0]));
+  }
+  return outcomes;
 }
 
 // A row of the table: the layouts in which an operator, in any of its overloads, communicates nothing.
@@ -246,12 +287,13 @@ std::string table_of(const std::map<std::string, Row>& rows) {
 int run() {
   at::set_num_threads(1);  // before processes are started
   const bool full = absl::GetFlag(FLAGS_full);
-  const bool functional = absl::GetFlag(FLAGS_functional) && !testing::long_tests();
+  const bool is_brief = absl::GetFlag(FLAGS_brief) && !testing::long_tests();
   const int64_t count = full ? 12 : absl::GetFlag(FLAGS_samples);
   VerifyRuleOptions options;
   options.most_layouts = full ? 4096 : absl::GetFlag(FLAGS_layouts);
   options.seed = static_cast<uint64_t>(absl::GetFlag(FLAGS_seed));
   options.tolerance = 1e-6;
+  const Options all_options = is_brief ? brief(options) : Options{options};
   const auto known = read_known(absl::GetFlag(FLAGS_known));
   std::set<std::string> found;  // as known
   Outcome all;
@@ -265,43 +307,50 @@ int run() {
     std::printf("%s%s\n  %s\n", key.c_str(), is_known ? " (known)" : "", text.c_str());
     wrong += is_known ? 0 : 1;
   };
+  std::vector<const fuzz::Operator*> waiting;
+  std::vector<Samples> samples_waiting;
+  const auto verify_waiting = [&] {
+    auto outcomes = verified_together(samples_waiting, all_options);
+    for (size_t i = 0; i < waiting.size(); ++i) {
+      const fuzz::Operator& op = *waiting[i];
+      auto& outcome = outcomes[i];
+      if (!outcome) {
+        note(op.name, "crash", "the process ended");
+        continue;
+      }
+      all.samples += outcome->samples, all.layouts += outcome->layouts;
+      all.strategies += outcome->strategies, all.refused += outcome->refused;
+      for (const auto& [kind, text] : outcome->findings) note(op.name, to_string(kind), text);
+      const auto& schema = op.handle.schema();
+      if (outcome->samples > 0 && !schema.is_mutable()) {
+        Row& row = rows[schema.name()];
+        row.local.merge(outcome->local);
+        row.has_gradients = row.has_gradients || outcome->has_gradients;
+      }
+    }
+    waiting.clear(), samples_waiting.clear();
+  };
   for (const fuzz::Operator& op : fuzz::catalog()) {
     if (op.support != fuzz::Operator::Support::kRule || !absl::StartsWith(op.name, absl::GetFlag(FLAGS_op))) continue;
-    if (functional && op.handle.schema().is_mutable()) continue;
+    if (is_brief && op.handle.schema().is_mutable()) continue;
     if (number++ % absl::GetFlag(FLAGS_every) != 0) continue;
     ++operators;
-    const auto samples = samples_of(op, count, options.seed);
+    auto samples = samples_of(op, count, options.seed);
     without += samples.empty() ? 1 : 0;
     if (absl::GetFlag(FLAGS_list)) std::printf("%-50s %zu samples\n", op.name.c_str(), samples.size());
     if (absl::GetFlag(FLAGS_list) || samples.empty()) continue;
-    auto outcome = verified_apart(samples, options);
-    if (!outcome) {
-      VerifyRuleOptions careful = options;
-      careful.missing = false;
-      outcome = verified_apart(samples, careful);
-    }
-    if (!outcome) {
-      note(op.name, "crash", "the process ended");
-      continue;
-    }
-    all.samples += outcome->samples, all.layouts += outcome->layouts;
-    all.strategies += outcome->strategies, all.refused += outcome->refused;
-    for (const auto& [kind, text] : outcome->findings) note(op.name, to_string(kind), text);
-    const auto& schema = op.handle.schema();
-    if (outcome->samples > 0 && !schema.is_mutable()) {
-      Row& row = rows[schema.name()];
-      row.local.merge(outcome->local);
-      row.has_gradients = row.has_gradients || outcome->has_gradients;
-    }
+    waiting.push_back(&op), samples_waiting.push_back(std::move(samples));
+    if (waiting.size() == (is_brief ? 16 : 1)) verify_waiting();
     if (operators % 50 == 0) std::fprintf(stderr, "%lld operators\n", static_cast<long long>(operators));
   }
+  verify_waiting();
   std::printf(
       "%lld operators, %lld of them without a sample; %lld samples in %lld layouts (%lld refused), %lld strategies\n",
       static_cast<long long>(operators), static_cast<long long>(without), static_cast<long long>(all.samples),
       static_cast<long long>(all.layouts), static_cast<long long>(all.refused), static_cast<long long>(all.strategies));
   const bool is_part = !absl::GetFlag(FLAGS_op).empty() || absl::GetFlag(FLAGS_list) || absl::GetFlag(FLAGS_every) > 1;
   for (const auto& [key, why] : known) {
-    if (found.count(key) > 0 || is_part || functional) continue;
+    if (found.count(key) > 0 || is_part || is_brief) continue;
     std::printf("%s does not occur any more: take its line away (%s)\n", key.c_str(), why.c_str());
     ++wrong;
   }
