@@ -20,7 +20,7 @@ ABSL_FLAG(double, minutes, 1, "how long to go on");
 ABSL_FLAG(double, seconds, 0, "the same in seconds; 0: --minutes counts");
 ABSL_FLAG(int64_t, first, 0, "begin with this program of the seed: for a crash that takes the programs before it");
 ABSL_FLAG(int64_t, programs, -1,
-          "stop before the program of this number; -1: when the time is over; fuzz_test has 5000");
+          "stop before the program of this number; -1: when the time is over; fuzz_test has 3000");
 ABSL_FLAG(int64_t, replay, -1, "run this program of the seed alone");
 ABSL_FLAG(int64_t, steps, 6, "the most steps that a program has");
 ABSL_FLAG(double, shrink_seconds, 20, "how long to make a program that shows a finding smaller");
@@ -51,7 +51,7 @@ int fuzz() {
   options.first = absl::GetFlag(FLAGS_first);
   options.programs = absl::GetFlag(FLAGS_programs);
   const bool is_test = std::getenv("TEST_TARGET") != nullptr;  // the same programs on a slow machine
-  if (is_test && options.programs < 0) options.programs = testing::long_tests() ? 20000 : 5000;
+  if (is_test && options.programs < 0) options.programs = testing::long_tests() ? 20000 : 3000;
   options.only = absl::GetFlag(FLAGS_replay);
   options.most_steps = absl::GetFlag(FLAGS_steps);
   options.shrink_seconds = absl::GetFlag(FLAGS_shrink_seconds);

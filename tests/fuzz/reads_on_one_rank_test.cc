@@ -19,6 +19,7 @@
 #include "tests/fuzz/generate.h"
 #include "tests/fuzz/random.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/long_tests.h"
 
 namespace dtensor::fuzz {
 using namespace internal;
@@ -85,7 +86,8 @@ bool are_equal(const at::Tensor& a, const at::Tensor& b) {
 }
 
 TEST_CASE("random programs in a job: reads on one rank change neither calls nor values", "[fuzz][reads]") {
-  const uint64_t seed = number_from_env("DTENSOR_FUZZ_SEED", 1), most = number_from_env("DTENSOR_FUZZ_PROGRAMS", 300);
+  const uint64_t seed = number_from_env("DTENSOR_FUZZ_SEED", 1);
+  const uint64_t most = number_from_env("DTENSOR_FUZZ_PROGRAMS", testing::long_tests() ? 300 : 150);
   std::map<std::vector<int64_t>, DeviceMesh> meshes;
   uint64_t ran = 0;
   for (uint64_t index = 0; ran < most; ++index) {
