@@ -9,14 +9,16 @@ namespace dtensor::internal {
 
 struct CommView;  // comm_call.h
 
-// One collective, from before it runs until after it. One that is destroyed before completed() failed, or if started()
-// was not called either, never ran.
+// One collective, from before it runs until after it. One that is destroyed before completed() or not_awaited() failed,
+// or if started() was not called either, never ran.
 class CallRecord {
  public:
   virtual ~CallRecord() = default;
   virtual int64_t sequence() const = 0;  // number of the call in its group, from 1; 0: not counted
   virtual void started() = 0;
   virtual void completed() = 0;
+  // It was begun, and nothing will wait for its results, as with a prefetched parameter that is not used.
+  virtual void not_awaited() = 0;
 };
 
 // For one communicator. Thread-safe.

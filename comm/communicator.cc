@@ -44,6 +44,19 @@ class Listeners {
   CommListener* const of_process_;
 };
 
+// Of a collective that was begun.
+struct BegunRecord {
+  explicit BegunRecord(std::shared_ptr<CallRecord> record) : call(std::move(record)) {}
+  ~BegunRecord() {
+    if (!is_awaited) call->not_awaited();
+  }
+  BegunRecord(const BegunRecord&) = delete;
+  BegunRecord& operator=(const BegunRecord&) = delete;
+
+  const std::shared_ptr<CallRecord> call;
+  bool is_awaited = false;
+};
+
 template <typename Received, typename Run>
 auto reported(CallRecorder* recorder, CommView view, Received received, Run run) {
   const Listeners listeners;
@@ -57,9 +70,10 @@ auto reported(CallRecorder* recorder, CommView view, Received received, Run run)
     if (work == nullptr || *work == nullptr) {
       if (record) record->completed();
     } else if (record) {  // when it is
-      *work = std::make_shared<CommWork>([begun = *work, record] {
+      *work = std::make_shared<CommWork>([begun = *work, record = std::make_shared<BegunRecord>(record)] {
+        record->is_awaited = true;
         begun->wait();
-        record->completed();
+        record->call->completed();
       });
     }
     count_collective(view.collective);

@@ -105,6 +105,7 @@ Json to_json(const FlightRecord& entry) {
   json["frames"] = Json::array();
   json["is_p2p"] = false;
   json["retired"] = entry.retired;
+  if (!entry.awaited) json["awaited"] = false;
   json["thread_id"] = absl::StrCat(entry.thread);
   json["collective"] = std::string(to_string(entry.collective));
   json["tensor"] = entry.tensor ? *entry.tensor : "";

@@ -108,6 +108,7 @@ class FlightEntry final : public CallRecord {
   int64_t sequence() const override { return sequence_; }
   void started() override;
   void completed() override;
+  void not_awaited() override;
 
  private:
   const uint64_t id_;  // in the ring
@@ -169,6 +170,7 @@ std::shared_ptr<CallRecord> FlightGroups::record(const CommView& view, bool back
   entry.started = runs ? now : 0;
   entry.completed = 0;
   entry.retired = entry.taken_back = false;
+  entry.awaited = true;
   entry.backward = backward;
   entry.implicit = event.cause.implicit;
   entry.rank = view.call.ranks[0];
@@ -212,6 +214,13 @@ void FlightEntry::completed() {
   entry.completed = now;
   entry.retired = true;
   entry.group->completed = std::max(entry.group->completed, entry.sequence);
+}
+
+void FlightEntry::not_awaited() {
+  Recorder& r = *recorder();
+  std::lock_guard lock(r.mutex);
+  FlightRecord& entry = r.at(id_);
+  if (entry.id == id_) entry.awaited = false;
 }
 
 FlightEntry::~FlightEntry() {

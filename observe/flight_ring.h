@@ -27,6 +27,7 @@ struct FlightRecord {
   Collective collective = Collective::kBarrier;
   int64_t created = 0, started = 0, completed = 0;  // ns since 1970 in copies of the ring; 0: not yet
   bool retired = false;                             // nothing will happen to it any more
+  bool awaited = true;                              // false: it was begun, and nothing waits for its results
   bool taken_back = false;
   bool backward = false, implicit = false;
   int64_t rank = 0, thread = 0, bytes = 0;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -12,6 +14,7 @@
 #include "comm/work_event.h"
 #include "dtensor/dtensor.h"
 #include "mesh/memory_meter.h"
+#include "observe/flight_recorder.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
 #include "tests/testing/four_ranks.h"
@@ -232,7 +235,18 @@ TEST_CASE("fully_shard: a write to a parameter whose gather has begun is seen by
   CHECK(torch::allclose(full_tensor(sharded.model->block(1).forward(x)), plain->block(1).forward(expected)));
 }
 
-TEST_CASE("fully_shard: reshard() frees a group whose gather has begun") {
+TEST_CASE(
+    "fully_shard: reshard() frees a group whose gather has begun, which the flight recorder does not call failed") {
+  const auto count = [] {
+    std::ostringstream dump;
+    dump_flight_recorder(dump);
+    const nlohmann::json json = nlohmann::json::parse(dump.str());
+    int64_t n = 0;
+    for (const auto& entry : json.at("entries")) n += entry.contains("awaited") ? 1 : 0;
+    return n;
+  };
+  const int64_t others = count();  // of other tests
+  const auto gathers_not_awaited = [&] { return count() - others; };
   ShardedChain sharded;
   const MemoryMeter& memory = sharded.mesh.world().memory();
   const torch::NoGradGuard no_grad;
@@ -244,6 +258,7 @@ TEST_CASE("fully_shard: reshard() frees a group whose gather has begun") {
     const int64_t during = memory.live_bytes();
     reshard(*sharded.model);
     CHECK(memory.live_bytes() < during);
+    CHECK(gathers_not_awaited() == (is_job() ? i + 1 : 0));
     if (i == 0) before = memory.live_bytes();
     CHECK(memory.live_bytes() == before);
   }

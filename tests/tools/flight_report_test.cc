@@ -40,8 +40,9 @@ class Dump {
          {"process_group", {name, "tp"}},
          {"collective_seq_id", last_[name]},
          {"time_created_ns", time},
-         {"state", state == "failed" ? "started" : state},
-         {"retired", state == "completed" || state == "failed"},
+         {"state", state == "failed" || state == "not awaited" ? "started" : state},
+         {"retired", state == "completed" || state == "failed" || state == "not awaited"},
+         {"awaited", state != "not awaited"},
          {"collective", collective},
          {"mesh_dims", "tp"},
          {"tensor", tensor},
@@ -201,6 +202,18 @@ TEST_CASE("flight report: failed and running calls are distinguished") {
   auto dumps = four();
   for (int64_t r = 0; r < 4; ++r) dumps[r].call(kAll, "all_reduce", 20, r == 1 ? "failed" : "started");
   CHECK_THAT(compare(dumps).text, Contains("  1  failed: 1; started: 0,2,3  all_reduce"));
+}
+
+TEST_CASE("flight report: a rank is not in a call that nothing waits for, nor has it failed there") {
+  auto dumps = four();
+  for (int64_t r = 0; r < 4; ++r) dumps[r].call(kAll, "all_gather", 20, "not awaited");
+  for (int64_t r = 0; r < 4; ++r) {
+    if (r != 2) dumps[r].call(kAll, "all_reduce", 30, "started");
+  }
+  const std::string text = compare(dumps).text;
+  CHECK_THAT(text, Contains("  1  not awaited: 0-3  all_gather") && !Contains("it failed in"));
+  CHECK_THAT(text, Contains("First divergence: rank 2 has not reached call 2 over group 0-3 (tp)"));
+  CHECK_THAT(text, !Contains("it is in call"));
 }
 
 TEST_CASE("flight report: groups within one process are not compared") {

@@ -162,7 +162,9 @@ FlightDump parse_flight_dump(const std::string& file, const std::string& text) {
     call.what = what_of(entry);
     if (entry.has("cause")) call.module = internal::in_module(entry["cause"]["module_path"].text());
     call.state = entry["state"].text();
-    if (call.state != "completed" && entry.has("retired") && entry["retired"].json() == true) call.state = "failed";
+    if (call.state != "completed" && entry.has("retired") && entry["retired"].json() == true) {
+      call.state = entry.has("awaited") && entry["awaited"].json() == false ? "not awaited" : "failed";
+    }
     call.created_ns = entry["time_created_ns"].number();
     if (entry.has("time_discovered_completed_ns")) {
       const Json& completed = entry["time_discovered_completed_ns"].json();

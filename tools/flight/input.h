@@ -15,7 +15,7 @@ struct FlightCall {
   int64_t sequence = 0;  // from 1
   std::string what;      // "all_reduce over tp for aten::mm, 384 B": equal where the calls fit together
   std::string module;    // "in layers.0", "after layers.0" or "": more where the rank counted its calls
-  std::string state;     // "scheduled", "started", "completed", "failed"
+  std::string state;     // "scheduled", "started", "completed", "failed", "not awaited": begun, and nothing waits
   int64_t created_ns = 0, completed_ns = 0;  // since 1970; 0: not known, or not yet
 };
 

@@ -16,6 +16,9 @@ using namespace internal;
 
 namespace {
 
+// Whether a rank waits in the call, or waited until it failed.
+bool waits_in(const std::string& state) { return state != "completed" && state != "not awaited"; }
+
 // One call of one group, by all its ranks.
 struct Call {
   std::map<std::string, std::map<std::string, std::vector<int64_t>>> ways;  // what -> state -> ranks
@@ -25,8 +28,7 @@ struct Call {
 
   bool waits() const {
     return std::any_of(ways.begin(), ways.end(), [](const auto& way) {
-      return std::any_of(way.second.begin(), way.second.end(),
-                         [](const auto& state) { return state.first != "completed"; });
+      return std::any_of(way.second.begin(), way.second.end(), [](const auto& state) { return waits_in(state.first); });
     });
   }
   // What the ranks of `way` did, for texts.
@@ -175,7 +177,7 @@ std::string whereabouts(const std::vector<GroupView>& groups, int64_t rank, cons
     for (const auto& [n, call] : group.calls) {
       for (const auto& [what, states] : call.ways) {
         for (const auto& [state, ranks] : states) {
-          if (state == "completed" || !member(ranks)) continue;
+          if (!waits_in(state) || !member(ranks)) continue;
           absl::StrAppend(&text, state == "failed" ? "; it failed in call " : "; it is in call ", n, " over ",
                           group.title(), ", ", call.text(what));
         }
