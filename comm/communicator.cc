@@ -44,11 +44,11 @@ class Listeners {
   CommListener* const of_process_;
 };
 
-// Of a collective that was begun.
+// Of a collective that was begun. One that an exception drops has failed, as far as its rank knows.
 struct BegunRecord {
   explicit BegunRecord(std::shared_ptr<CallRecord> record) : call(std::move(record)) {}
   ~BegunRecord() {
-    if (!is_awaited) call->not_awaited();
+    if (!is_awaited && std::uncaught_exceptions() == 0) call->not_awaited();
   }
   BegunRecord(const BegunRecord&) = delete;
   BegunRecord& operator=(const BegunRecord&) = delete;

@@ -14,6 +14,7 @@
 #include "dtensor/tensor/representation.h"
 #include "mesh/memory_meter.h"
 #include "observe/comm_debug_mode.h"
+#include "tests/dtensor/line_of_ranks.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -21,13 +22,10 @@ using namespace internal;
 
 namespace {
 
+using testing::line_of_ranks;
 using torch::Tensor;
 
 Placements layout(const Tensor& t) { return spec_of(t)->placements(); }
-
-DeviceMesh line_of_ranks(int64_t ranks, bool abstract = false) {
-  return DeviceMesh(abstract ? World::abstract(ranks) : World::local(ranks), {ranks}, {"tp"});
-}
 
 // A Partial product, and its plain value.
 struct Product {

@@ -18,14 +18,14 @@ namespace {
 using at::Tensor;
 using Tensors = std::vector<Tensor>;
 
-Tensor random_numbers(c10::IntArrayRef sizes, int64_t seed) {
+Tensor sines(c10::IntArrayRef sizes, int64_t seed) {
   return (at::arange(c10::multiply_integers(sizes), at::kDouble) + 100 * static_cast<double>(seed)).view(sizes).sin();
 }
 
 // One [rows[i], 3] per rank, not contiguous.
 Tensors parts_of(const std::vector<int64_t>& rows) {
   Tensors parts;
-  for (size_t i = 0; i < rows.size(); ++i) parts.push_back(random_numbers({3, rows[i]}, static_cast<int64_t>(i)).t());
+  for (size_t i = 0; i < rows.size(); ++i) parts.push_back(sines({3, rows[i]}, static_cast<int64_t>(i)).t());
   return parts;
 }
 
@@ -53,7 +53,7 @@ Tensors gradients(const Call& call, const Tensors& inputs) {
   Tensor loss = at::zeros({}, at::kDouble);
   for (size_t i = 0; i < results.size(); ++i) {
     CHECK(results[i].requires_grad());
-    loss = loss + (results[i].pow(2) * random_numbers(results[i].sizes(), static_cast<int64_t>(7 + i))).sum();
+    loss = loss + (results[i].pow(2) * sines(results[i].sizes(), static_cast<int64_t>(7 + i))).sum();
   }
   loss.backward();
   Tensors grads;
@@ -290,7 +290,7 @@ TEST_CASE("calls are reported as explicit with their function, and in an abstrac
 
 TEST_CASE("the parts of a distributed tensor are reduced by all_reduce, and gradients return to it") {
   const DeviceMesh mesh = line();
-  const Tensor x = distribute_tensor(random_numbers({8, 3}, 1), mesh, {Shard(0)}).requires_grad_();
+  const Tensor x = distribute_tensor(sines({8, 3}, 1), mesh, {Shard(0)}).requires_grad_();
   const Tensors sums = all_reduce(to_local(x), mesh, "tp");
   const Tensor y = from_local(sums, mesh, {Replicate()});
   CHECK(at::allclose(full_tensor(y), full_tensor(x).view({4, 2, 3}).sum(0)));

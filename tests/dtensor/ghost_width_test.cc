@@ -3,29 +3,19 @@
 
 #include <torch/types.h>
 
-#include <array>
 #include <string>
 #include <vector>
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/remembered_layouts.h"
-#include "observe/comm_debug_mode.h"
 #include "tests/dtensor/view_pairs.h"
+#include "tests/testing/traffic.h"
 
 namespace dtensor::testing {
 namespace {
 
 using Width = std::vector<int64_t>;
-using CallsAndBytes = std::array<int64_t, 2>;
-
-template <typename F>
-CallsAndBytes cost_of(const F& f) {
-  CommDebugMode comm;
-  f();
-  return {comm.total(), comm.bytes()};
-}
-
 Tensor rows_on_4_ranks(int64_t rows = 64) { return zeros({rows, 8}, mesh_of(4), {Shard(0)}); }
 
 constexpr int64_t kRowBytes = 8 * 4;
@@ -39,14 +29,14 @@ void average_rows(const Tensor& u) {
 TEST_CASE("ghost width: without one, each slice and each write is an exchange, in all rounds alike") {
   const Tensor u = rows_on_4_ranks();
   // narrow(0, 2, 62) lacks two rows; a rank lacks one of those that it stores.
-  for (int round = 0; round < 3; ++round) CHECK(cost_of([&] { average_rows(u); }) == CallsAndBytes{2, 3 * kRowBytes});
+  for (int round = 0; round < 3; ++round) CHECK(traffic([&] { average_rows(u); }) == Traffic{2, 3 * kRowBytes});
 }
 
 TEST_CASE("ghost width: an in-place stencil fetches the region once, and each write updates it") {
   const Tensor u = rows_on_4_ranks();
   set_ghost_width(u, {1, 0});
-  CHECK(cost_of([&] { average_rows(u); }) == CallsAndBytes{2, 2 * 2 * kRowBytes});
-  for (int round = 0; round < 3; ++round) CHECK(cost_of([&] { average_rows(u); }) == CallsAndBytes{1, 2 * kRowBytes});
+  CHECK(traffic([&] { average_rows(u); }) == Traffic{2, 2 * 2 * kRowBytes});
+  for (int round = 0; round < 3; ++round) CHECK(traffic([&] { average_rows(u); }) == Traffic{1, 2 * kRowBytes});
 }
 
 TEST_CASE("ghost width: after a write, one exchange serves all slices that leave out up to twice the width") {
@@ -75,10 +65,10 @@ TEST_CASE("ghost width: after a write, one exchange serves all slices that leave
 TEST_CASE("ghost width: slices beyond the region are fetched alone, and those with a step in it are not") {
   const Tensor u = rows_on_4_ranks();
   set_ghost_width(u, {1, 0});
-  CHECK(cost_of([&] { u.slice(0, 2) * 1; })[0] == 1);
-  CHECK(cost_of([&] { u.slice(0, 2, 64, 2) * 1; })[0] == 0);
-  for (int k = 0; k < 2; ++k) CHECK(cost_of([&] { u.slice(0, 3) * 1; }) == CallsAndBytes{1, 3 * kRowBytes});
-  CHECK(cost_of([&] { u.slice(0, 1, -1) * 1; })[0] == 0);
+  CHECK(traffic([&] { u.slice(0, 2) * 1; }).calls == 1);
+  CHECK(traffic([&] { u.slice(0, 2, 64, 2) * 1; }).calls == 0);
+  for (int k = 0; k < 2; ++k) CHECK(traffic([&] { u.slice(0, 3) * 1; }) == Traffic{1, 3 * kRowBytes});
+  CHECK(traffic([&] { u.slice(0, 1, -1) * 1; }).calls == 0);
 }
 
 TEST_CASE("ghost width: a new width applies at once, and {} withdraws it") {
@@ -87,15 +77,15 @@ TEST_CASE("ghost width: a new width applies at once, and {} withdraws it") {
   average_rows(u);
   set_ghost_width(u, {2, 0});
   CHECK(ghost_width(u) == Width{2, 0});
-  CHECK(cost_of([&] { u.slice(0, 4) * 1; })[0] == 1);
-  CHECK(cost_of([&] { u.slice(0, 3, -1) * 1; })[0] == 0);
+  CHECK(traffic([&] { u.slice(0, 4) * 1; }).calls == 1);
+  CHECK(traffic([&] { u.slice(0, 3, -1) * 1; }).calls == 0);
   for (const Width& none : {Width{}, Width{0, 0}}) {
     set_ghost_width(u, {1, 0});
     average_rows(u);
     set_ghost_width(u, none);
     CHECK(ghost_width(u).empty());
     for (int round = 0; round < 2; ++round)
-      CHECK(cost_of([&] { average_rows(u); }) == cost_of([&] { average_rows(never); }));
+      CHECK(traffic([&] { average_rows(u); }) == traffic([&] { average_rows(never); }));
   }
 }
 
@@ -107,10 +97,10 @@ TEST_CASE("ghost width: handles and clones have it, views and results do not") {
   for (const Tensor& t : {u, u.detach(), u.view({32, 32}), u.clone()}) CHECK(ghost_width(t) == Width{1, 1});
   for (const Tensor& t : {u * 1, u.t(), u.narrow(0, 0, 30), zeros_like(u)}) CHECK(ghost_width(t).empty());
   const Tensor before = u.clone();
-  CHECK(cost_of([&] { u.slice(0, 2) * 1; })[0] == 1);
+  CHECK(traffic([&] { u.slice(0, 2) * 1; }).calls == 1);
   const Tensor after = u.clone();  // has the ghost region, too
-  CHECK(cost_of([&] { before.slice(0, 2) * 1; })[0] == 1);
-  CHECK(cost_of([&] { after.slice(0, 2) * 1; })[0] == 0);
+  CHECK(traffic([&] { before.slice(0, 2) * 1; }).calls == 1);
+  CHECK(traffic([&] { after.slice(0, 2) * 1; }).calls == 0);
 }
 
 TEST_CASE("ghost width: views of another dtype have none, even if sizes, strides and offset are equal") {
@@ -148,17 +138,17 @@ TEST_CASE("ghost width: nothing is fetched in vain where no region can be cached
   const Tensor u = rows_on_4_ranks();
   limit_remembered_bytes(DTensor(u).mesh().world(), 0);
   set_ghost_width(u, {1, 0});
-  for (int k = 0; k < 2; ++k) CHECK(cost_of([&] { u.slice(0, 2) * 1; }) == CallsAndBytes{1, 2 * kRowBytes});
+  for (int k = 0; k < 2; ++k) CHECK(traffic([&] { u.slice(0, 2) * 1; }) == Traffic{1, 2 * kRowBytes});
   // Parts of 8 rows with a region of 2 rows, 320 bytes, which count 512 in the cache.
   const Tensor small = rows_on_4_ranks(32);
   const World& world = DTensor(small).mesh().world();
   set_ghost_width(small, {1, 0});
-  const auto cost_of_slice = [&] { return cost_of([&] { small.slice(0, 1) * 1; }); };
+  const auto cost_of_slice = [&] { return traffic([&] { small.slice(0, 1) * 1; }); };
   limit_remembered_bytes(world, 511);
-  for (int k = 0; k < 2; ++k) CHECK(cost_of_slice() == CallsAndBytes{1, kRowBytes});
+  for (int k = 0; k < 2; ++k) CHECK(cost_of_slice() == Traffic{1, kRowBytes});
   limit_remembered_bytes(world, 512);
-  CHECK(cost_of_slice() == CallsAndBytes{1, 2 * kRowBytes});
-  CHECK(cost_of_slice() == CallsAndBytes{0, 0});
+  CHECK(cost_of_slice() == Traffic{1, 2 * kRowBytes});
+  CHECK(cost_of_slice() == Traffic{0, 0});
   // Parts of 3, 3, 3 and no rows.
   Pair few = make({9, 4}, mesh_of(4), {Shard(0)});
   set_ghost_width(few.distributed, {1, 1});

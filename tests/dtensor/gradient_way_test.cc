@@ -34,7 +34,7 @@ torch::nn::Sequential make_autocast_model() {
                                torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})), torch::nn::Linear(8, 4));
 }
 
-Tensor counted(std::vector<int64_t> sizes, double shift = 0) {
+Tensor shifted_sines(std::vector<int64_t> sizes, double shift = 0) {
   return (torch::arange(c10::multiply_integers(sizes), torch::kDouble) + shift).view(sizes).sin();
 }
 
@@ -51,7 +51,7 @@ TEST_CASE("gradient path: autocast under data parallelism reduces all gradients 
   const DeviceMesh mesh = mesh4();
   torch::nn::Sequential model = make_autocast_model(), plain = make_autocast_model();
   distribute_module(*model, mesh);
-  const Tensor x = counted({16, 8}).to(torch::kFloat);
+  const Tensor x = shifted_sines({16, 8}).to(torch::kFloat);
   const auto loss_of = [](torch::nn::Sequential& m, const Tensor& input) {
     const ScopedAutocast autocast;
     return m->forward(input).to(torch::kFloat).pow(2).sum();
@@ -72,7 +72,7 @@ TEST_CASE("gradient path: autocast under data parallelism reduces all gradients 
 
 TEST_CASE("gradient path: casts of one activation under tensor parallelism are reduced once") {
   const DeviceMesh mesh = mesh4();
-  const Tensor x0 = counted({6, 8}).to(torch::kFloat);
+  const Tensor x0 = shifted_sines({6, 8}).to(torch::kFloat);
   const auto run = [&](const Tensor& x, const Tensors& weights) {
     Tensor h = x.tanh(), sum;
     for (const Tensor& w : weights) {  // column-parallel, on one activation
@@ -83,7 +83,7 @@ TEST_CASE("gradient path: casts of one activation under tensor parallelism are r
   };
   Tensors plain, split;
   for (int i = 0; i < 3; ++i) {
-    plain.push_back(counted({8, 8}, i).to(torch::kFloat).requires_grad_());
+    plain.push_back(shifted_sines({8, 8}, i).to(torch::kFloat).requires_grad_());
     split.push_back(leaf(plain.back(), mesh, {Shard(1)}));
   }
   const Tensor x = leaf(x0, mesh, {Replicate()}), xp = x0.clone().requires_grad_();
@@ -109,11 +109,11 @@ TEST_CASE("gradient path: weights computed from parameters are reduced at the pa
   for (const auto& [name, make] : makes) {
     CAPTURE(name);
     Tensors plain, split;
-    Tensor y0 = counted({8, 16}), y = distribute_tensor(y0, mesh, {Shard(0)});
+    Tensor y0 = shifted_sines({8, 16}), y = distribute_tensor(y0, mesh, {Shard(0)});
     int64_t elements = 0;
     for (int i = 0; i < 3; ++i) {
       for (const auto& sizes : std::vector<std::vector<int64_t>>{{16, 16}, {16, 1}}) {
-        plain.push_back(counted(sizes, i).requires_grad_());
+        plain.push_back(shifted_sines(sizes, i).requires_grad_());
         split.push_back(leaf(plain.back(), mesh, {Replicate()}));
       }
       const size_t v = plain.size() - 2, g = plain.size() - 1;
@@ -136,7 +136,7 @@ TEST_CASE("gradient path: weights computed from parameters are reduced at the pa
 
 TEST_CASE("gradient path: a gradient that is smaller than its parameter's is reduced first") {
   const DeviceMesh mesh = mesh4();
-  const Tensor w0 = counted({64, 64}), x0 = counted({8, 1});
+  const Tensor w0 = shifted_sines({64, 64}), x0 = shifted_sines({8, 1});
   const auto run = [](const Tensor& w, const Tensor& x) { return (x * (w.pow(2).sum() / 4096)).tanh().sum(); };
   const Tensor w = leaf(w0, mesh, {Replicate()}), plain = w0.clone().requires_grad_();
   const auto events = backward(run(w, distribute_tensor(x0, mesh, {Shard(0)})));
@@ -148,7 +148,7 @@ TEST_CASE("gradient path: a gradient that is smaller than its parameter's is red
 
 TEST_CASE("gradient path: gradients of a parameter used in a loop are added before they are reduced") {
   const DeviceMesh mesh = mesh4();
-  const Tensor w0 = counted({12, 12}), b0 = counted({12}), x0 = counted({256, 12});
+  const Tensor w0 = shifted_sines({12, 12}), b0 = shifted_sines({12}), x0 = shifted_sines({256, 12});
   const auto run = [](Tensor x, const Tensor& w, const Tensor& b) {
     for (int step = 0; step < 28; ++step) x = torch::tanh(torch::linear(x, w, b));
     return x.pow(2).sum();

@@ -13,6 +13,7 @@
 #include "dtensor/tensor/representation.h"
 #include "mesh/memory_meter.h"
 #include "observe/comm_debug_mode.h"
+#include "tests/dtensor/line_of_ranks.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -20,13 +21,10 @@ using namespace internal;
 
 namespace {
 
+using testing::line_of_ranks;
 using torch::Tensor;
 
 Placements layout_of(const Tensor& t) { return spec_of(t)->placements(); }
-
-DeviceMesh ranks_in_a_line(int64_t ranks, bool abstract = false) {
-  return DeviceMesh(abstract ? World::abstract(ranks) : World::local(ranks), {ranks}, {"tp"});
-}
 
 bool close(const Tensor& t, const Tensor& plain) {
   return !spec_of(t)->mesh().world().has_data() || torch::equal(full_tensor(t), plain);
@@ -48,7 +46,7 @@ TEST_CASE("relayout_: a replicated tensor is sharded without communication, and 
           "[dtensor][relayout]") {
   const bool abstract = GENERATE(false, true);
   const int64_t batch = GENERATE(8, 7, 3);  // 3: a rank has nothing
-  const DeviceMesh mesh = ranks_in_a_line(4, abstract);
+  const DeviceMesh mesh = line_of_ranks(4, abstract);
   const Tensor value = numbers_from_one({3, batch}), t = distribute_tensor(value, mesh);
   const SpecPtr before = spec_of(t);
   MemoryMeter& memory = mesh.world().memory();
@@ -62,7 +60,7 @@ TEST_CASE("relayout_: a replicated tensor is sharded without communication, and 
 }
 
 TEST_CASE("relayout_: from one sharded dim to another, and to replicated", "[dtensor][relayout]") {
-  const DeviceMesh mesh = ranks_in_a_line(4);
+  const DeviceMesh mesh = line_of_ranks(4);
   const Tensor value = numbers_from_one({8, 8}), t = distribute_tensor(value, mesh, {Shard(0)});
   CommDebugMode comm;
   relayout_(t, {Shard(-1)});
@@ -79,7 +77,7 @@ TEST_CASE("relayout_: from one sharded dim to another, and to replicated", "[dte
 
 TEST_CASE("relayout_: the tensor stays the same one, with its name, and a leaf with its gradient",
           "[dtensor][relayout]") {
-  const DeviceMesh mesh = ranks_in_a_line(2);
+  const DeviceMesh mesh = line_of_ranks(2);
   const Tensor value = numbers_from_one({4, 6}), slope = value * 2;
   const Tensor w = distribute_tensor(value, mesh).requires_grad_(), handle = w;
   set_name(w, "layer.weight");
@@ -98,7 +96,7 @@ TEST_CASE("relayout_: the tensor stays the same one, with its name, and a leaf w
 }
 
 TEST_CASE("relayout_: the user chose the layout, so that no write changes it", "[dtensor][relayout]") {
-  const DeviceMesh mesh = ranks_in_a_line(4);
+  const DeviceMesh mesh = line_of_ranks(4);
   const Tensor value = numbers_from_one({8, 3}), x = distribute_tensor(value, mesh, {Shard(0)});
   const Tensor chosen = made(mesh, {8, 3}), left = made(mesh, {8, 3});
   relayout_(chosen, {Replicate()});
@@ -111,7 +109,7 @@ TEST_CASE("relayout_: the user chose the layout, so that no write changes it", "
 }
 
 TEST_CASE("relayout_: local tensors that the program holds keep the old contents", "[dtensor][relayout]") {
-  const DeviceMesh mesh = ranks_in_a_line(2);
+  const DeviceMesh mesh = line_of_ranks(2);
   const Tensor part = numbers_from_one({2, 4});
   const Tensor t = from_local({part, part + 8}, mesh, {Shard(0)});
   relayout_(t, {Shard(1)});
@@ -121,7 +119,7 @@ TEST_CASE("relayout_: local tensors that the program holds keep the old contents
 }
 
 TEST_CASE("relayout_: errors, after which the tensor is unchanged", "[dtensor][relayout]") {
-  const DeviceMesh mesh = ranks_in_a_line(2);
+  const DeviceMesh mesh = line_of_ranks(2);
   const Tensor plain = torch::ones({4, 6});
   CHECK_THROWS_AS(relayout_(plain, {Shard(0)}), c10::TypeError);
   const Tensor t = distribute_tensor(plain, mesh, {Shard(0)});
@@ -141,7 +139,7 @@ TEST_CASE("relayout_: errors, after which the tensor is unchanged", "[dtensor][r
 }
 
 TEST_CASE("relayout_: views, and tensors that have some, are refused", "[dtensor][relayout]") {
-  const DeviceMesh mesh = ranks_in_a_line(2);
+  const DeviceMesh mesh = line_of_ranks(2);
   const std::vector<std::function<Tensor(const Tensor&)>> ways = {
       [](const Tensor& t) { return t.select(1, 0); }, [](const Tensor& t) { return t.detach(); },
       [](const Tensor& t) { return t.data(); }, [](const Tensor& t) { return t.slice(0, 1, 3); },  // a copy
@@ -180,7 +178,7 @@ TEST_CASE("relayout_: a cache is written slice by slice without communication", 
 }
 
 TEST_CASE("relayout_: gradients flow through a list of results", "[dtensor][relayout]") {
-  const DeviceMesh mesh = ranks_in_a_line(2);
+  const DeviceMesh mesh = line_of_ranks(2);
   torch::manual_seed(1);
   const Tensor w = torch::randn({3, 3}, torch::kDouble).requires_grad_(), x = torch::randn({5, 4, 3}, torch::kDouble);
   const Tensor dw = distribute_tensor(w.detach(), mesh).requires_grad_();
@@ -220,7 +218,7 @@ struct CachingImpl : torch::nn::Module {
 TORCH_MODULE(Caching);
 
 TEST_CASE("relayout_: a buffer of a distributed module", "[dtensor][relayout]") {
-  const DeviceMesh mesh = ranks_in_a_line(2);
+  const DeviceMesh mesh = line_of_ranks(2);
   const torch::NoGradGuard no_grad;
   Caching plain, model;
   plain->to(torch::kDouble), model->to(torch::kDouble);
@@ -245,7 +243,7 @@ TEST_CASE("relayout_: a buffer of a distributed module", "[dtensor][relayout]") 
 
 TEST_CASE("relayout_: a buffer of a module that was made in a MeshScope, while it has no handle by data()",
           "[dtensor][relayout]") {
-  const DeviceMesh mesh = ranks_in_a_line(2);
+  const DeviceMesh mesh = line_of_ranks(2);
   const auto make = [&] {
     const MeshScope scope(mesh);
     return Caching();
@@ -262,7 +260,7 @@ TEST_CASE("relayout_: a buffer of a module that was made in a MeshScope, while i
 }
 
 TEST_CASE("relayout_: a declared ghost width stays", "[dtensor][relayout]") {
-  const DeviceMesh mesh = ranks_in_a_line(2);
+  const DeviceMesh mesh = line_of_ranks(2);
   const Tensor grid = zeros({8, 8}, mesh, {Shard(0)});
   set_ghost_width(grid, {1, 1});
   relayout_(grid, {Shard(1)});
@@ -271,7 +269,7 @@ TEST_CASE("relayout_: a declared ghost width stays", "[dtensor][relayout]") {
 
 TEST_CASE("relayout_: a gradient that does not fit the limit is an error before anything is sent",
           "[dtensor][relayout]") {
-  const DeviceMesh mesh = ranks_in_a_line(2);
+  const DeviceMesh mesh = line_of_ranks(2);
   const Tensor value = numbers_from_one({8, 8}), w = distribute_tensor(value, mesh).requires_grad_();
   w.mutable_grad() = distribute_tensor(value, mesh, {Shard(1)});
   CommDebugMode comm;
@@ -282,7 +280,7 @@ TEST_CASE("relayout_: a gradient that does not fit the limit is an error before 
 
 TEST_CASE("in place: a replicated tensor stays replicated when sharded values are written to its slices",
           "[dtensor][relayout]") {
-  const DeviceMesh mesh = ranks_in_a_line(4);
+  const DeviceMesh mesh = line_of_ranks(4);
   const Tensor value = numbers_from_one({8, 3}), x = distribute_tensor(value, mesh, {Shard(0)});
   const Tensor cache = made(mesh, {8, 4, 3});
   for (int64_t at = 0; at < 4; ++at) {

@@ -15,19 +15,16 @@
 #include "examples/models/transformer.h"
 #include "examples/models/vision.h"
 #include "tests/examples/against_one_device.h"
+#include "tests/testing/four_ranks.h"
 
 namespace dtensor {
 namespace {
 
 using examples::over;
+using testing::four_ranks;
 
-const World& world() {
-  static const World w = std::getenv("WORLD_SIZE") != nullptr ? World::from_env() : World::local(4);
-  return w;
-}
-
-DeviceMesh one_dim(const std::string& name) { return DeviceMesh(world(), {4}, {name}); }
-DeviceMesh two_dims(const std::string& second) { return DeviceMesh(world(), {2, 2}, {"dp", second}); }
+DeviceMesh one_dim(const std::string& name) { return DeviceMesh(four_ranks(), {4}, {name}); }
+DeviceMesh two_dims(const std::string& second) { return DeviceMesh(four_ranks(), {2, 2}, {"dp", second}); }
 
 template <class Model>
 struct StyledModel {

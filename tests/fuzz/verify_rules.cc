@@ -244,16 +244,21 @@ std::vector<Outcome> verified_apart(const std::vector<Samples>& operators, const
   return outcomes;
 }
 
-// The outcomes of several operators; nullopt: the process ended even if no strategies are looked for that miss.
+// The outcomes of several operators; nullopt: the process ended, of an operator by itself even if no strategies are
+// looked for that miss.
 std::vector<std::optional<Outcome>> verified_together(const std::vector<Samples>& operators, const Options& options) {
   const std::vector<Outcome> together = verified_apart(operators, options);
   std::vector<std::optional<Outcome>> outcomes(together.begin(), together.end());
   Options careful = options;
   for (VerifyRuleOptions& o : careful) o.missing = false;
+  const size_t ended_at = outcomes.size();
   while (outcomes.size() < operators.size()) {  // of the others each by itself
     const std::vector<Samples> one = {operators[outcomes.size()]};
     std::vector<Outcome> outcome = verified_apart(one, options);
+    // That it ends only after others is a finding, too.
+    const bool ends_after_others = outcomes.size() == ended_at && ended_at > 0 && !outcome.empty();
     if (outcome.empty()) outcome = verified_apart(one, careful);
+    if (ends_after_others) outcome.clear();
     outcomes.push_back(outcome.empty() ? std::nullopt : std::optional(outcome[0]));
   }
   return outcomes;

@@ -183,7 +183,34 @@ refuses_by_bazel() {
   mv "$work/workspace/WORKSPACE.right" "$work/workspace/WORKSPACE"
   return $refused
 }
+# What the source tree itself does with a LIBTORCH that it does not build with; one in the short form.
+refuses_to_build() {  # refuses_to_build REASON LIBTORCH
+  local tree
+  tree=$(dirname "$(dirname "$(readlink -f docs/install.md)")")
+  . "$tree/tools/bazel_options.sh"
+  ! (cd "$tree" && run env LIBTORCH="$2" bazel "${bazel_options[@]}" --batch --nohome_rc --output_base="$work/refusals" \
+    query @libtorch//:all) && grep -q "$1" "$work/err"
+}
+release_with() {  # release_with VERSION_H: a LibTorch whose version.h has these lines; none: it has no version.h
+  rm -rf "$work/release"
+  mkdir -p "$work/release/lib" "$work/release/include/torch/headeronly"
+  [ $# = 0 ] || printf '%s\n' "$@" > "$work/release/include/torch/headeronly/version.h"
+}
+refused_releases() {
+  local supported="this library builds with LibTorch 2.11 to 2.15"
+  release_with "#define TORCH_VERSION_MAJOR 2" "#define TORCH_VERSION_MINOR 16"
+  check "the build refuses LibTorch 2.16" refuses_to_build "$work/release holds LibTorch 2.16; $supported" "$work/release"
+  is_long || return 0
+  release_with "#define TORCH_VERSION_MAJOR 3" "#define TORCH_VERSION_MINOR 11"
+  check "and 3.11" refuses_to_build "$work/release holds LibTorch 3.11; $supported" "$work/release"
+  release_with
+  check "and one before 2.11" refuses_to_build "$work/release holds a release before LibTorch 2.11" "$work/release"
+  check "and a relative path" refuses_to_build "LIBTORCH=release is not an absolute path" release
+  check "and a folder that is none" refuses_to_build "LIBTORCH: there is no $work/nowhere" "$work/nowhere"
+}
+
 if command -v bazel > /dev/null; then
+  refused_releases
   folder workspace
   for file in WORKSPACE BUILD.bazel .bazelrc; do check "docs/install.md has a $file" file_from_page workspace Bazel $file; done
   cp "$(dirname "$consumer")/sharded.cc" "$work/workspace/"

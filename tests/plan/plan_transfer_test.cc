@@ -23,7 +23,7 @@ namespace {
 
 using Catch::Contains;
 using Kind = RedistributeStep::Kind;
-using Counts = std::vector<int>;  // how often a rank holds each element of the tensor
+using TimesHeld = std::vector<int>;  // how often a rank holds each element of the tensor
 
 DeviceMesh mesh_on(const World& world, std::vector<int64_t> ranks, std::vector<int64_t> shape = {},
                    std::string name = "a") {
@@ -33,12 +33,12 @@ DeviceMesh mesh_on(const World& world, std::vector<int64_t> ranks, std::vector<i
   return DeviceMesh(world, shape, names, ranks);
 }
 
-Counts elements(const Part& part, const Shape& sizes) {
-  Counts held = {1};
+TimesHeld elements(const Part& part, const Shape& sizes) {
+  TimesHeld held = {1};
   for (size_t d = 0; d < sizes.size(); ++d) {
     std::vector<int> along(sizes[d]);
     for (const Run& run : part.dims[d]) std::fill_n(along.begin() + run.begin, run.size, 1);
-    Counts next;
+    TimesHeld next;
     for (int outer : held) {
       for (int inner : along) next.push_back(outer * inner);
     }
@@ -51,14 +51,14 @@ Counts elements(const Part& part, const Shape& sizes) {
 int64_t lacking_bytes(const TensorMeta& meta, const Layout& before, const Layout& after) {
   int64_t most = 0;
   for (int64_t rank = 0; rank < before.world().size(); ++rank) {
-    Counts held(meta.numel());
+    TimesHeld held(meta.numel());
     for (const Part& part : before.parts(meta.sizes, rank)) {
-      const Counts of_part = elements(part, meta.sizes);
+      const TimesHeld of_part = elements(part, meta.sizes);
       for (size_t i = 0; i < held.size(); ++i) held[i] += of_part[i];
     }
     int64_t lacks = 0;
     for (const Part& part : after.parts(meta.sizes, rank)) {
-      const Counts of_part = elements(part, meta.sizes);
+      const TimesHeld of_part = elements(part, meta.sizes);
       for (size_t i = 0; i < held.size(); ++i) lacks += of_part[i] > 0 && held[i] == 0;
     }
     most = std::max(most, lacks);
@@ -356,7 +356,7 @@ TEST_CASE("random transfers move just the elements that ranks lack", "[transfer]
       at = step.after;
 
       // Every element of every part comes once, from a rank that has it.
-      std::map<std::pair<int64_t, int64_t>, Counts> filled;  // rank, output -> per local element
+      std::map<std::pair<int64_t, int64_t>, TimesHeld> filled;  // rank, output -> per local element
       std::map<int64_t, int64_t> received;
       for (const Message& m : transfer_messages(meta, before, after)) {
         const auto source = before.parts(meta.sizes, m.sender), target = after.parts(meta.sizes, m.receiver);
@@ -374,7 +374,7 @@ TEST_CASE("random transfers move just the elements that ranks lack", "[transfer]
           return int64_t{-1};
         };
         const Shape target_sizes = target[m.output].sizes();
-        Counts& cells = filled[{m.receiver, m.output}];
+        TimesHeld& cells = filled[{m.receiver, m.output}];
         int64_t target_numel = 1;
         for (int64_t size : target_sizes) target_numel *= size;
         cells.resize(target_numel);
@@ -396,7 +396,7 @@ TEST_CASE("random transfers move just the elements that ranks lack", "[transfer]
         for (size_t o = 0; o < parts.size(); ++o) {
           int64_t numel = 1;
           for (int64_t size : parts[o].sizes()) numel *= size;
-          RC_ASSERT((filled[{rank, static_cast<int64_t>(o)}] == Counts(numel, 1)));
+          RC_ASSERT((filled[{rank, static_cast<int64_t>(o)}] == TimesHeld(numel, 1)));
         }
         RC_ASSERT(received[rank] * 4 <= step.bytes);
       }

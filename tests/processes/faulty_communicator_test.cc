@@ -29,8 +29,17 @@ namespace {
 
 class DebugLevelOf {
  public:
-  explicit DebugLevelOf(const char* level) { ::setenv("DTENSOR_DEBUG", level, 1); }
-  ~DebugLevelOf() { ::unsetenv("DTENSOR_DEBUG"); }
+  explicit DebugLevelOf(const char* level) {
+    if (const char* before = std::getenv("DTENSOR_DEBUG")) before_ = before;
+    ::setenv("DTENSOR_DEBUG", level, 1);
+  }
+  ~DebugLevelOf() {
+    if (before_) ::setenv("DTENSOR_DEBUG", before_->c_str(), 1);
+    if (!before_) ::unsetenv("DTENSOR_DEBUG");
+  }
+
+ private:
+  std::optional<std::string> before_;
 };
 
 // The sum over all ranks of what each passes.

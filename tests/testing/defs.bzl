@@ -48,11 +48,6 @@ def dtensor_test(name, srcs, deps = [], size = "small", copts = [], headers = "t
         **kwargs
     )
 
-def dtensor_tests(srcs, **kwargs):
-    """One dtensor_test per file, named after it."""
-    for src in srcs:
-        dtensor_test(name = src.rpartition(".")[0], srcs = [src], **kwargs)
-
 def dtensor_process_test(name, srcs = [], ranks = 4, program = None, deps = [], size = "small", env = {}, headers = "tests", together = False, **kwargs):
     """A Catch2 test whose every case runs in several processes at once, one rank each, started by //tools:launch.
 

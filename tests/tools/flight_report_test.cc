@@ -42,13 +42,13 @@ class Dump {
          {"time_created_ns", time},
          {"state", state == "failed" || state == "not awaited" ? "started" : state},
          {"retired", state == "completed" || state == "failed" || state == "not awaited"},
-         {"awaited", state != "not awaited"},
          {"collective", collective},
          {"mesh_dims", "tp"},
          {"tensor", tensor},
          {"dtype", "Float"},
          {"bytes", bytes},
          {"cause", {{"op", "aten::mm"}, {"argument", "mat2"}, {"module_path", ""}, {"implicit", true}}}});
+    if (state == "not awaited") json_["entries"].back()["awaited"] = false;
     return *this;
   }
   // The ring has gone round: only the last n are left.

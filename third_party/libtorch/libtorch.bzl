@@ -52,6 +52,8 @@ def _home(ctx, cuda):
     if home:
         if not home.startswith("/"):
             fail("LIBTORCH=%s is not an absolute path" % home)
+        if not ctx.path(home).exists:
+            fail("LIBTORCH: there is no %s" % home)
         return home
     env = ctx.os.environ
     cache = env.get("DTENSOR_CACHE", "")
