@@ -1,7 +1,7 @@
 """dtensor_program: a program of the library."""
 
 load("@rules_cc//cc:defs.bzl", "cc_binary")
-load("//tools:unity.bzl", "unity")
+load("//tools:unity.bzl", "compiled_together")
 load("//tools/precompiled:precompiled.bzl", "precompiled")
 
 def dtensor_program(name, srcs, headers = "models", deps = [], together = False, **kwargs):
@@ -18,9 +18,8 @@ def dtensor_program(name, srcs, headers = "models", deps = [], together = False,
     """
     copts = precompiled(headers)
     if together:
-        sources = [src for src in srcs if src.endswith(".cc")]
-        units = unity(name = name, srcs = sources, testonly = kwargs.get("testonly", False))
-        srcs = units.srcs + [src for src in srcs if src not in sources]
+        units = compiled_together(name = name, srcs = srcs, testonly = kwargs.get("testonly", False))
+        srcs = units.srcs
         deps = units.deps + deps
         copts = copts + units.copts
     cc_binary(

@@ -60,3 +60,9 @@ def unity(name, srcs, testonly = False, visibility = None):
         deps = [":%s_sources" % name],
         copts = ["-fmacro-prefix-map=./="],  # __FILE__ is ops/x.cc, not ./ops/x.cc
     )
+
+def compiled_together(name, srcs, testonly = False):
+    """unity() of a program's `srcs`, headers among them, which stay in `srcs` as they are."""
+    sources = [src for src in srcs if src.endswith(".cc")]
+    units = unity(name = name, srcs = sources, testonly = testonly)
+    return struct(srcs = units.srcs + [src for src in srcs if src not in sources], deps = units.deps, copts = units.copts)

@@ -3,7 +3,7 @@
 load("@libtorch//:defs.bzl", "PYTHON_SITE")
 load("@rules_cc//cc:defs.bzl", "cc_test")
 load("//tools:program.bzl", "dtensor_program")
-load("//tools:unity.bzl", "unity")
+load("//tools:unity.bzl", "compiled_together")
 load("//tools/precompiled:precompiled.bzl", "precompiled")
 
 # How long a test may take: ten times what it takes alone on two cores, since others may run beside it. A test that takes up to
@@ -33,9 +33,8 @@ def dtensor_test(name, srcs, deps = [], size = "small", copts = [], headers = "t
     if not srcs:
         return
     if together:
-        sources = [src for src in srcs if src.endswith(".cc")]
-        units = unity(name = name, srcs = sources, testonly = True)
-        srcs = units.srcs + [src for src in srcs if src not in sources]
+        units = compiled_together(name = name, srcs = srcs, testonly = True)
+        srcs = units.srcs
         deps = units.deps + deps
         copts = units.copts + copts
     cc_test(
@@ -47,6 +46,19 @@ def dtensor_test(name, srcs, deps = [], size = "small", copts = [], headers = "t
         deps = ["//:dtensor", "//tests/testing:catch_main", "//tools/precompiled:" + headers] + deps,
         **kwargs
     )
+
+def dtensor_tests_by_theme(themes, rest, exclude = [], **kwargs):
+    """One dtensor_test per theme, whose sources are compiled together.
+
+    Args:
+      themes: the name of each test, and its sources.
+      rest: the test of all sources of the package, called *_test.cc, that are in no theme.
+      exclude: sources of other tests.
+      **kwargs: go to every dtensor_test.
+    """
+    listed = [src for srcs in themes.values() for src in srcs]
+    for name, srcs in themes.items() + [(rest, native.glob(["*_test.cc"], exclude = exclude + listed))]:
+        dtensor_test(name = name, srcs = srcs + native.glob(["*.h"]), together = True, **kwargs)
 
 def dtensor_process_test(name, srcs = [], ranks = 4, program = None, deps = [], size = "small", env = {}, headers = "tests", together = False, **kwargs):
     """A Catch2 test whose every case runs in several processes at once, one rank each, started by //tools:launch.
