@@ -9,6 +9,7 @@
 
 #include "dtensor/dtensor.h"
 #include "mesh/memory_meter.h"
+#include "tests/testing/autocast.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
 
@@ -66,18 +67,6 @@ void shard_blocks(Stack& model, const DeviceMesh& mesh, const FullyShardOptions&
   for (const auto& block : *model->blocks) fully_shard(*block, mesh, options);
   fully_shard(*model, mesh, options);
 }
-
-// Autocast of the CPU to bfloat16.
-class Autocast {
- public:
-  Autocast() { at::autocast::set_autocast_enabled(at::kCPU, true); }
-  ~Autocast() {
-    at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-  }
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-};
 
 Tensor full(const Tensor& t) { return is_dtensor(t) ? full_tensor(t) : t; }
 
@@ -149,7 +138,7 @@ TEST_CASE(
     CommDebugMode comm;
     Tensor loss;
     {
-      const auto autocast = is_autocast ? std::make_unique<Autocast>() : nullptr;
+      const auto autocast = is_autocast ? std::make_unique<testing::Autocast>() : nullptr;
       loss = model->forward(batch).to(torch::kFloat).square().sum();
     }
     loss.backward();
@@ -179,7 +168,7 @@ TEST_CASE("fully_shard: bfloat16 parameters under autocast train as on one devic
     plain_optimizer.zero_grad();
     Tensor loss, expected;
     {
-      const Autocast autocast;
+      const testing::Autocast autocast;
       loss = model->forward(distribute_tensor(token_ids(), mesh, {Shard(0)})).to(torch::kFloat).square().sum();
       expected = plain->forward(token_ids()).to(torch::kFloat).square().sum();
     }
@@ -276,7 +265,7 @@ TEST_CASE(
   Tensor inputs[] = {of.x.clone().requires_grad_(), of.input.clone().requires_grad_()};
   Tensor results[2];
   {
-    const Autocast autocast;
+    const testing::Autocast autocast;
     results[0] = of.layer(inputs[0]);
     results[1] = of.plain(inputs[1]);
   }
@@ -307,7 +296,7 @@ TEST_CASE("fully_shard: under autocast, which leaves float64 as it is, a product
   fully_shard(*layer, mesh, {.mixed_precision = {.param_dtype = torch::kFloat}});
   const Tensor x = ones({4, 3}, mesh, {Shard(0)}, {.dtype = torch::kDouble});
   CHECK(torch::mm(x, layer->weight).scalar_type() == torch::kFloat);
-  const Autocast autocast;
+  const testing::Autocast autocast;
   CHECK(torch::mm(x, layer->weight).scalar_type() == torch::kDouble);
 }
 
@@ -346,7 +335,7 @@ TEST_CASE("fully_shard: evaluation in bfloat16 gathers each group once, and resh
       const torch::NoGradGuard no_grad;
       CommDebugMode comm;
       {
-        const auto autocast = is_autocast ? std::make_unique<Autocast>() : nullptr;
+        const auto autocast = is_autocast ? std::make_unique<testing::Autocast>() : nullptr;
         model->forward(batch);
       }
       CHECK(comm.total() == kBlocks + 1);
@@ -386,7 +375,7 @@ TEST_CASE("fully_shard: blocks in bfloat16 inside checkpoint() have the gradient
       CommDebugMode comm;
       Tensor loss;
       {
-        const auto autocast = is_autocast ? std::make_unique<Autocast>() : nullptr;
+        const auto autocast = is_autocast ? std::make_unique<testing::Autocast>() : nullptr;
         Tensor x = model->table(distribute_tensor(token_ids(), mesh, {Shard(0)}));
         for (const auto& block : *model->blocks) {
           const auto run = [block](const Tensor& in) { return block->as<Residual>()->forward(in); };

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <map>
-#include <nlohmann/json.hpp>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -14,9 +12,9 @@
 #include "comm/work_event.h"
 #include "dtensor/dtensor.h"
 #include "mesh/memory_meter.h"
-#include "observe/flight_recorder.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
+#include "tests/testing/flight_records.h"
 #include "tests/testing/four_ranks.h"
 
 namespace dtensor {
@@ -237,31 +235,19 @@ TEST_CASE("fully_shard: a write to a parameter whose gather has begun is seen by
 
 TEST_CASE(
     "fully_shard: reshard() frees a group whose gather has begun, which the flight recorder does not call failed") {
-  // The flight recorder's records after that one.
-  const auto records = [](int64_t after) {
-    std::ostringstream dump;
-    dump_flight_recorder(dump);
-    const nlohmann::json json = nlohmann::json::parse(dump.str());
-    std::vector<nlohmann::json> result;
-    for (const auto& entry : json.at("entries")) {
-      if (entry.at("record_id") > after) result.push_back(entry);
-    }
-    return result;
-  };
   ShardedChain sharded;
   const MemoryMeter& memory = sharded.mesh.world().memory();
   const torch::NoGradGuard no_grad;
   int64_t before = 0;
   for (int i = 0; i < 2; ++i) {
-    const auto earlier = records(-1);
-    const int64_t last = earlier.empty() ? -1 : earlier.back().at("record_id").get<int64_t>();
+    const int64_t last = testing::last_record();
     CommDebugMode comm;
     (void)sharded.model->block(0).forward(sharded.x);
     CHECK(gathers(comm) == Gathers{{"blocks.0", 1}, {"blocks.1", 1}});
     const int64_t during = memory.live_bytes();
     reshard(*sharded.model);
     CHECK(memory.live_bytes() < during);
-    const auto dropped = records(last);
+    const auto dropped = testing::records_after(last);
     CHECK(std::count_if(dropped.begin(), dropped.end(), [](const auto& r) { return r.contains("awaited"); }) ==
           (is_job() ? 1 : 0));
     if (i == 0) before = memory.live_bytes();

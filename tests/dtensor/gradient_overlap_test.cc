@@ -3,8 +3,6 @@
 #include <torch/autograd.h>
 #include <torch/nn.h>
 
-#include <nlohmann/json.hpp>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -14,9 +12,9 @@
 #include "comm/work_event.h"
 #include "dtensor/dtensor.h"
 #include "mesh/memory_meter.h"
-#include "observe/flight_recorder.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
+#include "tests/testing/flight_records.h"
 #include "tests/testing/four_ranks.h"
 
 namespace dtensor {
@@ -143,11 +141,8 @@ TEST_CASE("gradient overlap: buckets that are filled as gradients arrive overlap
 TEST_CASE("gradient overlap: the flight recorder shows a reduction under way until backward waits for it") {
   TanhLayers chain;
   const auto open_collectives = [] {
-    std::ostringstream dump;
-    dump_flight_recorder(dump);
-    const nlohmann::json json = nlohmann::json::parse(dump.str());
     int64_t open = 0;
-    for (const auto& entry : json.at("entries")) open += entry.at("state") == "started" && entry.at("retired") == false;
+    for (const auto& r : testing::records_after(-1)) open += r.at("state") == "started" && r.at("retired") == false;
     return open;
   };
   int64_t during = -1;

@@ -8,6 +8,7 @@
 #include "dtensor/dtensor.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/dtensor/leaf_cases.h"
+#include "tests/testing/autocast.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -15,18 +16,6 @@ namespace {
 
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
-
-class ScopedAutocast {
- public:
-  ScopedAutocast() {
-    at::autocast::set_autocast_enabled(at::kCPU, true);
-    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-  }
-  ~ScopedAutocast() {
-    at::autocast::clear_cache();
-    at::autocast::set_autocast_enabled(at::kCPU, false);
-  }
-};
 
 torch::nn::Sequential make_autocast_model() {
   torch::manual_seed(5);
@@ -53,7 +42,7 @@ TEST_CASE("gradient path: autocast under data parallelism reduces all gradients 
   distribute_module(*model, mesh);
   const Tensor x = shifted_sines({16, 8}).to(torch::kFloat);
   const auto loss_of = [](torch::nn::Sequential& m, const Tensor& input) {
-    const ScopedAutocast autocast;
+    const testing::Autocast autocast;
     return m->forward(input).to(torch::kFloat).pow(2).sum();
   };
   const auto events = backward(loss_of(model, distribute_tensor(x, mesh, {Shard(0)})));

@@ -22,6 +22,7 @@
 #include "dtensor/scopes.h"
 #include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
+#include "tests/dtensor/line_of_ranks.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 #include "tests/testing/error_text.h"
@@ -76,12 +77,6 @@ TORCH_LIBRARY_IMPL(without_rule, CPU, m) {
 namespace dtensor::testing {
 using namespace internal;
 
-namespace {
-
-DeviceMesh mesh_of_size(int64_t n) { return DeviceMesh(World::local(n), {n}, {"x"}); }
-
-}  // namespace
-
 TEST_CASE("without a rule: an operator on replicated tensors runs on every rank, without communication") {
   const auto a = at::rand({4}, at::kDouble), b = a.clone().requires_grad_();
   const auto hidden = at::arange(4).eq(2);
@@ -102,7 +97,7 @@ TEST_CASE("without a rule: an operator on replicated tensors runs on every rank,
     y.pow(2).sum().backward();
     CHECK_FALSE(difference(x.grad(), b.grad(), 1e-8));
   }
-  const auto mesh = mesh_of_size(2);
+  const auto mesh = line_of_ranks(2);
   const auto x = distribute_tensor(a, mesh, {Shard(0)}), m = distribute_tensor(hidden, mesh, {Replicate()});
   CHECK_THAT(error_text([&] { masked(x, m); }),
              Catch::Contains("Operator aten._masked_softmax.default does not have a sharding strategy") &&
@@ -110,7 +105,7 @@ TEST_CASE("without a rule: an operator on replicated tensors runs on every rank,
 }
 
 TEST_CASE("without a rule: lists, undefined tensors and numbers") {
-  const auto mesh = mesh_of_size(2);
+  const auto mesh = line_of_ranks(2);
   const auto p = at::rand({3}, at::kDouble), q = at::rand({2, 2}, at::kDouble);
   const auto run = [](const Tensor& a, const Tensor& b, bool with) {
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("without_rule::lists", "");
@@ -137,7 +132,7 @@ TEST_CASE("without a rule: lists, undefined tensors and numbers") {
 }
 
 TEST_CASE("without a rule: a written argument keeps its layout and every part is updated") {
-  const auto mesh = mesh_of_size(3);
+  const auto mesh = line_of_ranks(3);
   const auto full = at::rand({5, 2}, at::kDouble);
   for (const Placement& placement : {Replicate(), Shard(0), Shard(1), Partial()}) {
     std::optional<ReplicateUnsupported> guard;
@@ -158,7 +153,7 @@ TEST_CASE("without a rule: a written argument keeps its layout and every part is
 }
 
 TEST_CASE("without a rule: resizing an argument is an error") {
-  const auto mesh = mesh_of_size(2);
+  const auto mesh = line_of_ranks(2);
   auto x = distribute_tensor(at::arange(3), mesh, {Replicate()});
   CHECK_THAT(error_text([&] { call_op("without_rule::grow_", {x}); }),
              Catch::Contains("without_rule::grow_: changes the size, strides or memory of argument 'x', of shape [3] "
@@ -173,7 +168,7 @@ TEST_CASE("without a rule: resizing an argument is an error") {
 }
 
 TEST_CASE("without a rule: an out= tensor without elements is resized to the result") {
-  const auto mesh = mesh_of_size(2);
+  const auto mesh = line_of_ranks(2);
   const auto full = at::arange(3);
   auto out = distribute_tensor(at::empty({0}, at::kLong), mesh, {Replicate()});
   call_op("without_rule::square.out", {distribute_tensor(full, mesh, {Replicate()}), out});
@@ -181,7 +176,7 @@ TEST_CASE("without a rule: an out= tensor without elements is resized to the res
 }
 
 TEST_CASE("LibTorch's own outputs next to distributed ones are written, too") {
-  const auto mesh = mesh_of_size(2);
+  const auto mesh = line_of_ranks(2);
   const auto full = at::eye(3, at::kDouble) * 2;
   ReplicateUnsupported gather;
   for (const Placement& placement : {Placement(Replicate()), Placement(Shard(0))}) {
@@ -192,14 +187,14 @@ TEST_CASE("LibTorch's own outputs next to distributed ones are written, too") {
 }
 
 TEST_CASE("composites return distributed results") {
-  const auto mesh = mesh_of_size(2);
+  const auto mesh = line_of_ranks(2);
   const auto x = distribute_tensor(at::zeros({0}, at::kLong), mesh, {Replicate()});
   CHECK(is_dtensor(at::one_hot(x, 3)));
   CHECK_FALSE(difference(at::one_hot(x, 3), at::one_hot(at::zeros({0}, at::kLong), 3)));
 }
 
 TEST_CASE("without a rule: a view shares the memory of its base") {
-  const auto mesh = mesh_of_size(2);
+  const auto mesh = line_of_ranks(2);
   auto x = distribute_tensor(at::zeros({4}), mesh, {Replicate()});
   auto half = call_op("without_rule::first_half", {x})[0];
   half.fill_(3);
@@ -209,7 +204,7 @@ TEST_CASE("without a rule: a view shares the memory of its base") {
 }
 
 TEST_CASE("without a rule: all ranks draw the same random numbers, new ones in each call") {
-  const auto mesh = mesh_of_size(3);
+  const auto mesh = line_of_ranks(3);
   const auto x = distribute_tensor(at::zeros({8}), mesh, {Replicate()});
   for (const char* op : {"without_rule::draw", "without_rule::draw_by_default"}) {
     std::vector<c10::IValue> args{x};
@@ -235,7 +230,7 @@ TEST_CASE("without a rule: an abstract world uses the meta kernel") {
 }
 
 TEST_CASE("without a rule: gathering is counted and named") {
-  const auto mesh = mesh_of_size(2);
+  const auto mesh = line_of_ranks(2);
   const auto x = distribute_tensor(at::rand({4, 4}), mesh, {Shard(0)});
   ReplicateUnsupported guard;
   CommDebugMode comm;
@@ -247,7 +242,7 @@ TEST_CASE("without a rule: gathering is counted and named") {
 }
 
 TEST_CASE("without a rule: the error names the caller") {
-  const auto mesh = mesh_of_size(2);
+  const auto mesh = line_of_ranks(2);
   const auto x = distribute_tensor(at::rand({4, 4}), mesh, {Shard(0)});
   ModulePath path("encoder.whitening");
   const std::string text = error_text([&] { x.to_sparse(); });

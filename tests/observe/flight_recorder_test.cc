@@ -17,6 +17,7 @@
 #include "observe/rank_in_job.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/child.h"
+#include "tests/testing/flight_records.h"
 #include "tests/testing/test_ranks.h"
 
 using Catch::Contains;
@@ -29,29 +30,11 @@ namespace {
 
 using testing::Child;
 using testing::eventually;
+using testing::flight_dump;
+using testing::last_record;
 using testing::read_file;
+using testing::records_after;
 using testing::TempFolder;
-
-Json dump() {
-  std::ostringstream os;
-  dump_flight_recorder(os);
-  return Json::parse(os.str());
-}
-
-int64_t last_record() {
-  const Json entries = dump().at("entries");
-  return entries.empty() ? -1 : entries.back().at("record_id").get<int64_t>();
-}
-
-// Those after `last`: other test cases have left theirs.
-std::vector<Json> records_after(int64_t last) {
-  std::vector<Json> records;
-  const Json all = dump();
-  for (const Json& entry : all.at("entries")) {
-    if (entry.at("record_id").get<int64_t>() > last) records.push_back(entry);
-  }
-  return records;
-}
 
 CommCall call_with(const DeviceMesh& mesh, const char* dim, CommCause cause, int64_t bytes) {
   CommCall call;
@@ -130,7 +113,7 @@ TEST_CASE("flight recorder: a record has the fields that PyTorch's readers look 
   CHECK(r.at("mesh_dims") == "tp");
   CHECK(r.at("bytes") == 96);
 
-  const Json all = dump();
+  const Json all = flight_dump();
   CHECK(all.at("version") == "2.10");
   const std::string name = r.at("process_group")[0];
   CHECK(r.at("process_group")[1] == "tp");
@@ -173,7 +156,7 @@ TEST_CASE("flight recorder: another world's group of the same ranks is another g
   CHECK(records[0].at("collective_seq_id") == 1);
   CHECK(records[1].at("collective_seq_id") == 1);
   CHECK(records[0].at("process_group")[0] != records[1].at("process_group")[0]);
-  CHECK(dump().at("rank") == 2);  // whom the last record belongs to
+  CHECK(flight_dump().at("rank") == 2);  // whom the last record belongs to
 }
 
 TEST_CASE("flight recorder: calls without data for this rank are not recorded") {
@@ -242,11 +225,11 @@ TEST_CASE("flight recorder: a dump during calls shows running and pending ones")
   struct Look : CommListener {
     Json* into;
     void on_comm(const CommEvent&, bool before) override {
-      if (before) *into = dump().at("entries").back();
+      if (before) *into = flight_dump().at("entries").back();
     }
   } look;
   look.into = &scheduled;
-  comm.meanwhile = [&] { running = dump().at("entries").back(); };
+  comm.meanwhile = [&] { running = flight_dump().at("entries").back(); };
   ScopeGuard guard([&](Scope& s) { s.listeners.push_back(&look); });
   comm.barrier(call);
   CHECK(scheduled.at("state") == "scheduled");
@@ -266,7 +249,7 @@ TEST_CASE("flight recorder: threads communicate and dump at once") {
       for (int i = 0; i < 100; ++i) mesh.world().communicator().barrier(call);
     });
   }
-  for (int i = 0; i < 5; ++i) dump();
+  for (int i = 0; i < 5; ++i) flight_dump();
   for (auto& thread : threads) thread.join();
   std::set<int64_t> numbers;
   for (const Json& r : records_after(before)) {

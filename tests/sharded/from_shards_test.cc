@@ -119,7 +119,7 @@ TEST_CASE("IL-4 invalid local shards") {
   CHECK_ERROR(c10::ValueError, "Local shard metadata's rank does not match with the rank in its process group!",
               init_from_local_shards(shards, kTen, world));
 
-  if (in_job()) {  // in one process there is one argument
+  if (testing::is_job()) {  // in one process there is one argument
     const int64_t other = owns(0) ? 10 : 5;
     CHECK_ERROR(c10::ValueError, "ShardedTensor global_size property does not match from different ranks!",
                 init_from_local_shards(grid_of(at::zeros({10, 10})), {10, other}, world));

@@ -62,7 +62,7 @@ TEST_CASE("GA-4 where the result goes") {
   const auto out_on_1 = [](const at::Tensor& t) { return owns(1) ? t : at::Tensor(); };
   CHECK_ERROR(c10::ValueError, "Argument ``dst_tensor`` have size [10, 19],but should be [10, 20]",
               st.gather(1, out_on_1(at::zeros({10, 19}))));
-  if (in_job())
+  if (testing::is_job())
     CHECK_ERROR(c10::ValueError, "Argument ``dst_tensor`` must NOT be specified on non-destination ranks.",
                 st.gather(1, at::zeros({10, 20})));
   CHECK_ERROR(c10::ValueError, "dst=4 of a group of 4 ranks", st.gather(4));
@@ -247,7 +247,7 @@ TEST_CASE("RS-5 a process that only gives shards gets an error, since it could n
         CHECK(at::equal(leaf.tensor.grad(), window(weights, leaf.metadata)));
     }
   };
-  if (!in_job()) return give({0, 2});
+  if (!testing::is_job()) return give({0, 2});
   CHECK_ERROR(c10::ValueError, "rank 1 holds parts that require grad and gets none", give({0, 2}));
   give({3, 2, 1, 0});
   const at::NoGradGuard no_grad;

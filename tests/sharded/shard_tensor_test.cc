@@ -40,7 +40,7 @@ TEST_CASE("SP-1 a parameter becomes sharded") {
 TEST_CASE("SP-2 parameters that cannot be sharded") {
   torch::nn::Linear fc(10, 10);
   const ProcessGroup group = test_world();
-  if (in_job()) {
+  if (testing::is_job()) {
     const int64_t own = test_world().owned_ranks()[0];
     CHECK_ERROR(c10::ValueError, "src_rank=0 on rank: 0 does not match with src_rank=1 on rank: 1",
                 shard_parameter(*fc, "weight", chunks(0), group, own));
@@ -92,7 +92,7 @@ TEST_CASE("SP-4 tensors that cannot be sharded") {
               shard_tensor(at::zeros({10, 10}), chunks(0), test_world(), 4));
   CHECK_ERROR(c10::ValueError, "Invalid sharding dim: 2", shard_tensor(at::zeros({10, 10}), chunks(2), test_world()));
   CHECK_ERROR(c10::ValueError, "undefined", shard_tensor(at::Tensor(), chunks(0), test_world()));
-  if (!in_job()) return;
+  if (!testing::is_job()) return;
   const int64_t own = test_world().owned_ranks()[0];
   CHECK_ERROR(c10::ValueError, "does not match with src_rank",
               shard_tensor(at::zeros({10, 10}), chunks(0), test_world(), own));

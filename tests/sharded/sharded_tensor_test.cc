@@ -127,7 +127,7 @@ TEST_CASE("ST-6 ten rows over four ranks") {
       CHECK(st.local_tensor(rank).device().is_cpu());
       CHECK(st.local_shards(rank)[0].metadata == st.metadata().shards_metadata[rank]);
     }
-    if (in_job()) {
+    if (testing::is_job()) {
       CHECK(&st.local_shards() == &st.local_shards(test_world().owned_ranks()[0]));
     } else {
       CHECK_ERROR(c10::ValueError, "this process owns ranks 0-3: say whose", st.local_shards());

@@ -128,7 +128,7 @@ TEST_CASE("SD-4 loading on another rank") {
   CHECK_ERROR(c10::Error,
               "Need to initialize default process group using \"init_process_group\" before loading ShardedTensor",
               load_shards(bytes, World()));
-  if (in_job()) return;
+  if (testing::is_job()) return;
   // Of other worlds: rank r's bytes where r+1 is; a world of six.
   const std::vector<std::string> turned = {bytes[1], bytes[2], bytes[3], bytes[0]};
   {
@@ -214,7 +214,7 @@ TEST_CASE("checkpoints: sharded tensors load onto other specs, numbers of ranks,
   CHECK(at::equal(full_tensor(contents.tensors.at("b")), lattice));
   CHECK_THROWS_WITH(load_checkpoint(folder, {{"a", zeros(chunks(0), {11, 7}, test_world()).tensor()}}),
                     Catch::Contains("[11, 6] in the checkpoint, [11, 7] here"));
-  if (in_job()) return;
+  if (testing::is_job()) return;
   const World three = World::local(3);
   const ShardedTensor a = zeros(chunks(1, {2, 0, 1}), {11, 6}, three);
   load_checkpoint(folder, {{"a", a.tensor()}}, {.strict = false});

@@ -1,4 +1,4 @@
-// The world of a test that runs in both ways: all ranks in this process, and one rank per process.
+// What tests share that run in both ways: all ranks in this process, and one rank per process.
 //
 // sharded_test and sharded_job_test are made of the same sources; the latter is started by tools/launch.
 #pragma once
@@ -22,23 +22,17 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "mesh/world.h"
 #include "sharded/sharded.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/four_ranks.h"
 
 namespace dtensor::sharded {
 
-inline bool in_job() { return std::getenv("RANK") != nullptr; }
-
-// Four ranks.
-inline const World& test_world() {
-  static const World world = in_job() ? World::from_env() : World::local(4);
-  return world;
-}
+inline const World& test_world() { return testing::four_ranks(); }
 
 // Its ranks.
 inline const std::vector<int64_t> kAll = {0, 1, 2, 3};
