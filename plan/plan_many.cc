@@ -199,6 +199,11 @@ BatchPlan plan_many(c10::ArrayRef<Redistribution> tensors, const Limits& limits)
   return batch_plans(std::move(plans), limits);
 }
 
+double seconds_to_move(const SpecPtr& from, const Placements& to, const Limits& limits) {
+  const auto plan = cached_plan_within(from, to, limits);
+  return plan ? plan->seconds : std::numeric_limits<double>::infinity();
+}
+
 double seconds_to_move(c10::ArrayRef<Redistribution> tensors, const Limits& limits) {
   std::vector<std::shared_ptr<const RedistributePlan>> plans;
   for (const Redistribution& t : tensors) {

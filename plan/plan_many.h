@@ -17,13 +17,9 @@
 #include <vector>
 
 #include "plan/redistribute_planner.h"
+#include "plan/redistribution_cost.h"
 
 namespace dtensor {
-
-struct Redistribution {
-  SpecPtr from;
-  Placements to;
-};
 
 struct BatchPlan {
   std::vector<std::shared_ptr<const RedistributePlan>> plans;  // one per tensor
@@ -50,8 +46,6 @@ struct BatchPlan {
 // Plans from cached_plan(), in as few rounds as their order and `limits` allow: the limits bound each plan, and the
 // total of the steps in a round. Error (c10::Error): tensors of several worlds, and those of cached_plan().
 BatchPlan plan_many(c10::ArrayRef<Redistribution> tensors, const Limits& limits = {});
-// Estimated time; infinity if no route stays within the limits.
-double seconds_to_move(c10::ArrayRef<Redistribution> tensors, const Limits& limits);
 // The same for given plans, all of one world; between meshes, too. `limits`: for the total of the steps in a round;
 // steps that exceed it go to another round.
 BatchPlan batch_plans(std::vector<std::shared_ptr<const RedistributePlan>> plans, const Limits& limits = {});

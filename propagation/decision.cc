@@ -1,5 +1,6 @@
 #include "propagation/decision.h"
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "plan/redistribute_plan.h"
@@ -10,6 +11,16 @@ int64_t Decision::bytes() const {
   int64_t total = 0;
   for (const auto& plan : input_plans) total += plan ? plan->bytes : 0;
   return total;
+}
+
+double Decision::input_seconds() const {
+  double total = 0;
+  for (const auto& plan : input_plans) total += plan ? plan->seconds : 0;
+  return total;
+}
+
+bool Decision::communicates() const {
+  return absl::c_any_of(input_plans, [](const auto& plan) { return plan && !plan->is_local(); });
 }
 
 std::string Decision::explain(const OpCall& call) const {

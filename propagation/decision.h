@@ -38,7 +38,10 @@ struct Decision {
   // is the operator itself: a typed kernel can compute the call without a stack.
   bool direct = false;
 
-  int64_t bytes() const;  // of all input redistributions
+  // Of all input redistributions.
+  int64_t bytes() const;
+  double input_seconds() const;  // estimate
+  bool communicates() const;     // false: every input has its parts already
   // "aten::mm(S(0), R) -> S(0); input 1: S(0) -> R: all_gather(dp) 4096 B"
   std::string explain(const OpCall& call) const;
 };

@@ -9,7 +9,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "mesh/world.h"
-#include "plan/redistribute_plan.h"
 #include "propagation/decision.h"
 
 namespace dtensor {

@@ -1,7 +1,6 @@
 // Defers calls of operators, and computes them when their inputs or results are written.
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -11,7 +10,6 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/largest_part.h"
-#include "plan/redistribute_plan.h"
 
 namespace dtensor::internal {
 namespace {
@@ -71,13 +69,11 @@ bool overwrites(const OpInfo& info, c10::ArrayRef<c10::IValue> args, size_t a) {
 // Whether the result may be deferred: inputs have to move for it, and only the gradient of the leaf needs it.
 bool may_defer(const CallHook::GradientCall& call) {
   const Decision& decision = *call.decision;
-  const auto moves = [](const auto& plan) { return plan && !plan->is_local(); };
   return !call.info.is_view && !call.info.has_outs && call.in.context.mutable_layouts.empty() &&
          decision.output_counts == std::vector<int>{-1} && decision.outputs[0] &&
          decision.outputs[0]->placements() == spec_of(call.leaf)->placements() &&
-         decision.outputs[0]->sizes() == spec_of(call.leaf)->sizes() &&
-         std::any_of(decision.input_plans.begin(), decision.input_plans.end(), moves) && !call.leaf.grad().defined() &&
-         may_wait_in_bucket();
+         decision.outputs[0]->sizes() == spec_of(call.leaf)->sizes() && decision.communicates() &&
+         !call.leaf.grad().defined() && may_wait_in_bucket();
 }
 
 // A contiguous tensor whose memory is null until its call is computed. Views of it can be taken before.

@@ -13,7 +13,7 @@
 #include "mesh/memory_meter.h"
 #include "plan/cost_model.h"
 #include "plan/memo.h"
-#include "plan/redistribute_planner.h"
+#include "plan/redistribution_cost.h"
 
 namespace dtensor::internal {
 namespace {
@@ -195,13 +195,11 @@ class StorePlanner {
   std::vector<std::optional<Part>> wanted_;  // likewise
 };
 
-// nullopt where no route stays within the limits.
-std::optional<double> seconds_by_layouts(c10::ArrayRef<SpecPtr> way, const Limits& limits) {
+// Infinity where no route stays within the limits.
+double seconds_by_layouts(c10::ArrayRef<SpecPtr> way, const Limits& limits) {
   double seconds = 0;
   for (size_t k = 1; k < way.size(); ++k) {
-    const auto plan = cached_plan_within(way[k - 1], way[k]->placements(), limits);
-    if (!plan) return std::nullopt;
-    seconds += plan->seconds;
+    seconds += seconds_to_move(way[k - 1], way[k]->placements(), limits);
   }
   return seconds;
 }
@@ -236,8 +234,7 @@ ExchangePtr make_exchange(const StoreRequest& request, const Limits& limits) {
   }
   auto exchange = StorePlanner(request, std::move(dims)).make();
   if (!exchange || written.max_local_bytes() > limits.max_bytes - exchange->buffer_bytes) return nullptr;
-  const auto other = seconds_by_layouts(request.by_layouts, limits);
-  return !other || exchange->seconds <= *other ? exchange : nullptr;
+  return exchange->seconds <= seconds_by_layouts(request.by_layouts, limits) ? exchange : nullptr;
 }
 
 // ------------------------------------------------------------ remembering

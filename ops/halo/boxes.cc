@@ -10,7 +10,6 @@
 #include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/exchange.h"
-#include "plan/redistribute_plan.h"
 
 namespace dtensor::internal {
 namespace {

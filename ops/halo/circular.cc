@@ -14,7 +14,6 @@
 #include "ops/halo/exchange.h"
 #include "ops/spatial/pad_circular.h"
 #include "ops/support/arguments.h"
-#include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {

@@ -18,7 +18,7 @@
 #include "ops/halo/decision.h"
 #include "ops/support/arguments.h"
 #include "plan/largest_part.h"
-#include "plan/redistribute_planner.h"
+#include "plan/redistribution_cost.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {
@@ -104,7 +104,7 @@ Work work_of(const ConvolutionCall& call, const Shape& weight, int gradients = 1
 }
 
 double seconds_to(const at::Tensor& t, const Placements& to) {
-  return t.defined() && spec_of(t)->placements() != to ? cached_plan(spec_of(t), to)->seconds : 0;
+  return t.defined() && spec_of(t)->placements() != to ? seconds_to_move(spec_of(t), to) : 0;
 }
 
 // Redistributes an argument to the layout of the computation. `weight`: of the call.

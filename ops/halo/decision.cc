@@ -8,10 +8,11 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
+#include "plan/cost_model.h"
 #include "plan/cost_policy.h"
 #include "plan/largest_part.h"
 #include "plan/memo.h"
-#include "plan/redistribute_planner.h"
+#include "plan/redistribution_cost.h"
 #include "propagation/propagate.h"
 #include "propagation/rule_registry.h"
 #include "propagation/strategy_cache.h"
@@ -74,15 +75,9 @@ double product_seconds(const OpCall& call, const Decision& decision, const CostM
 // halos would leave it in. Without the last part, a result in another layout would look as good, although all later
 // operators on it and on the input would have to move one of them.
 double rule_seconds(const OpCall& call, const Decision& rule, const SpecPtr& result, const CostModel& cost) {
-  double seconds = product_seconds(call, rule, cost);
-  for (const auto& plan : rule.input_plans) seconds += plan ? plan->seconds : 0;
+  const double seconds = product_seconds(call, rule, cost) + rule.input_seconds();
   if (rule.outputs[0] == nullptr) return seconds;
-  return seconds + cached_plan(rule.outputs[0], result->placements())->seconds;
-}
-
-bool moves_nothing(const Decision& rule) {
-  return std::all_of(rule.input_plans.begin(), rule.input_plans.end(),
-                     [](const auto& plan) { return !plan || plan->is_local(); });
+  return seconds + seconds_to_move(rule.outputs[0], result->placements());
 }
 
 DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
@@ -97,7 +92,7 @@ DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
       return plan->seconds + choice->more_seconds + cost->work(choice->flops, 0) <=
              rule_seconds(call, *by_rule, choice->result, *cost);
     };
-    if (fits && (!by_rule || (!moves_nothing(*by_rule) && pays()))) {
+    if (fits && (!by_rule || (by_rule->communicates() && pays()))) {
       if (choice->both) decision->both = make_halo_plan(*choice->both);
       const bool both = decision->both && decision->both->peak_bytes <= call.context.limits.max_bytes &&
                         decision->both->seconds <= kPrefetch * plan->seconds;

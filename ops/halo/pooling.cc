@@ -23,7 +23,6 @@
 #include "ops/spatial/window_arguments.h"
 #include "ops/support/arguments.h"
 #include "ops/support/meta_tensor.h"
-#include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {

@@ -17,7 +17,6 @@
 #include "ops/halo/decision.h"
 #include "ops/halo/windows.h"
 #include "ops/support/arguments.h"
-#include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {

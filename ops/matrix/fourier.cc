@@ -26,7 +26,7 @@
 #include "ops/support/meta_tensor.h"
 #include "plan/cost_model.h"
 #include "plan/memo.h"
-#include "plan/redistribute_planner.h"
+#include "plan/redistribution_cost.h"
 #include "propagation/propagate.h"
 #include "propagation/rule_registry.h"
 #include "propagation/trial_run.h"
@@ -198,13 +198,12 @@ std::optional<Placements> layout_for_steps(const at::Tensor& self, const Resized
       if (layout[m].is_sharded_on(other)) pieces *= spec->mesh().size(static_cast<int64_t>(m));
     }
     if (pieces > spec->sizes()[other]) continue;  // some ranks would get nothing
-    const auto plan = cached_plan_within(spec, layout, limits);
-    const auto plan_later = cached_plan_within(later, layout, limits);
-    if (!plan || plan->seconds >= least) continue;
+    const double seconds = seconds_to_move(spec, layout, limits);
+    if (seconds >= least) continue;
     // Else the steps take one more exchange.
     const double one_more = cost_model(spec->mesh().world())->least(0);
-    if (plan_later && plan->seconds > plan_later->seconds + one_more) continue;
-    least = plan->seconds;
+    if (seconds > seconds_to_move(later, layout, limits) + one_more) continue;
+    least = seconds;
     best = std::move(layout);
   }
   return best;

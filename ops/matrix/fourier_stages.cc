@@ -7,7 +7,7 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/memo.h"
-#include "plan/redistribute_planner.h"
+#include "plan/redistribution_cost.h"
 #include "propagation/propagate.h"
 #include "propagation/rule_registry.h"
 
@@ -20,12 +20,6 @@ bool cuts_dim(const Spec& spec, size_t m, int64_t dim) {
 }
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
-
-double moving_seconds(const Decision& decision) {
-  double seconds = 0;
-  for (const auto& plan : decision.input_plans) seconds += plan ? plan->seconds : 0;
-  return seconds;
-}
 
 // The stages of a call, one after the other, on specs.
 class StagePlanner {
@@ -45,14 +39,14 @@ class StagePlanner {
         seconds_ = kNever;
         return;
       }
-      seconds_ += cached_plan(at_, *layout, limits_)->seconds;
+      seconds_ += seconds_to_move(at_, *layout, limits_);
       at_ = at_->with_placements(*layout);
     }
     std::vector<c10::IValue> all{dims};
     all.insert(all.end(), args.begin(), args.end());
     const OpCall call = OpCall::make(op, {at_}, all);
     const auto decision = propagate(call);
-    seconds_ += moving_seconds(*decision);
+    seconds_ += decision->input_seconds();
     at_ = decision->outputs[0];
     for (const int64_t d : dims) pending_[d] = false;
     stages_.push_back({call.op, std::move(all), std::move(layout)});
@@ -81,8 +75,7 @@ class StagePlanner {
       for (size_t m = 0; m < layout.size(); ++m) {
         if (cuts_dim(*at_, m, dim)) layout[m] = Shard(other);
       }
-      const auto plan = cached_plan_within(at_, layout, limits_);
-      const double seconds = plan ? plan->seconds * (pending_[other] ? 2 : 1) : kNever;
+      const double seconds = seconds_to_move(at_, layout, limits_) * (pending_[other] ? 2 : 1);
       if (seconds >= least) continue;
       least = seconds;
       best = std::move(layout);
@@ -99,9 +92,9 @@ class StagePlanner {
 
 // Time of the rule's way; infinity where it exceeds the limits.
 double rule_seconds(const OpCall& call, const Decision& unlimited) {
-  if (!call.context.limits.any()) return moving_seconds(unlimited);
+  if (!call.context.limits.any()) return unlimited.input_seconds();
   try {
-    return moving_seconds(*propagate(call));
+    return propagate(call)->input_seconds();
   } catch (const c10::ValueError&) {
     return kNever;
   }

@@ -5,6 +5,7 @@
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
+#include <cmath>
 #include <optional>
 #include <string>
 #include <utility>
@@ -24,7 +25,7 @@
 #include "ops/support/core_dims.h"
 #include "ops/support/meta_tensor.h"
 #include "ops/support/plain_numbers.h"
-#include "plan/redistribute_planner.h"
+#include "plan/redistribution_cost.h"
 
 namespace dtensor::internal {
 namespace {
@@ -43,7 +44,8 @@ std::optional<Placements> gathered_layout(const at::Tensor& weight, const at::Te
   for (size_t m = 0; m < to.size(); ++m) {
     if (to[m].is_sharded() && spec_of(input)->placements()[m].is_sharded_on(batch_dim)) to[m] = Replicate();
   }
-  if (to == spec->placements() || !cached_plan_within(spec, to, current_dispatch_scope().limits)) return std::nullopt;
+  if (to == spec->placements() || !std::isfinite(seconds_to_move(spec, to, current_dispatch_scope().limits)))
+    return std::nullopt;
   return to;
 }
 

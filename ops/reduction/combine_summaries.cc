@@ -13,7 +13,7 @@
 #include "ops/reduction/rank_shares.h"
 #include "plan/cost_policy.h"
 #include "plan/memo.h"
-#include "plan/plan_many.h"
+#include "plan/redistribution_cost.h"
 
 namespace dtensor::internal {
 namespace {

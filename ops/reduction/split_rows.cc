@@ -12,7 +12,7 @@
 #include "ops/reduction/rank_shares.h"
 #include "ops/support/meta_tensor.h"
 #include "plan/memo.h"
-#include "plan/plan_many.h"
+#include "plan/redistribution_cost.h"
 
 namespace dtensor::internal {
 namespace {

@@ -20,7 +20,6 @@
 #include "ops/support/arguments.h"
 #include "ops/support/meta_tensor.h"
 #include "placement/with_dim.h"
-#include "plan/redistribute_plan.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {

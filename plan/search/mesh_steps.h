@@ -4,8 +4,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "mesh/device_mesh.h"
+#include "placement/placement.h"
 #include "plan/cost_model.h"
-#include "plan/redistribute_plan.h"
+#include "plan/limits.h"
+#include "plan/tensor_meta.h"
+
+namespace dtensor {
+struct RedistributeStep;  // plan/redistribute_plan.h
+}
 
 namespace dtensor::internal {
 
