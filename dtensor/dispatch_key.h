@@ -3,7 +3,7 @@
 // DispatchKey::Fake is a functionality key below autograd and above every backend: a fallback registered there sees
 // every operator that gets a distributed tensor, composite ones included, while autograd above works unchanged.
 // LibTorch 2.11 to 2.15 registers nothing at it. A release that does keeps its fallback for calls without distributed
-// tensors (dispatch/core_fallback.h), and describe_dispatch_key() says so.
+// tensors (dispatch/core_fallback.h), and describe_dispatch_key() (version.h) says so.
 //
 // DispatchKey::DeferredInit, above autograd, is meant for libraries outside of LibTorch's core, which does not use it.
 // It falls through for operators without a kernel at it, so it costs nothing for them.
@@ -14,8 +14,6 @@
 #include <ATen/core/TensorBase.h>
 #include <c10/core/DispatchKey.h>
 #include <c10/core/DispatchKeySet.h>
-
-#include <string>
 
 namespace dtensor {
 
@@ -34,13 +32,5 @@ inline constexpr c10::DispatchKeySet kBelowThatKey(c10::DispatchKeySet::FULL_AFT
 inline bool is_dtensor(const at::TensorBase& t) {
   return t.defined() && t.key_set().has_all(internal::kBothDTensorKeys);
 }
-
-namespace internal {
-
-// The kernels that LibTorch had registered at kDTensorKey when this library was loaded: "Fake: LibTorch 2.15.0
-// registers nothing there".
-std::string describe_dispatch_key();
-
-}  // namespace internal
 
 }  // namespace dtensor

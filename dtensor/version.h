@@ -5,6 +5,8 @@
 //   std::cout << "dtensor " << version() << ", LibTorch " << libtorch_version() << "\n";
 #pragma once
 
+#include <string>
+
 namespace dtensor {
 
 // "major.minor.patch". Static, and never null.
@@ -12,5 +14,9 @@ const char* version();
 
 // The version of the LibTorch that the library was built with, likewise.
 const char* libtorch_version();
+
+// The kernels that LibTorch had registered at the dispatch key of distributed tensors when the library was loaded:
+// "Fake: LibTorch 2.15.0 registers nothing there".
+std::string describe_dispatch_key();
 
 }  // namespace dtensor

@@ -9,6 +9,7 @@
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/libtorch_version.h"
+#include "dtensor/version.h"
 
 namespace dtensor::internal {
 namespace {
@@ -83,10 +84,10 @@ void register_fallback(Fallback* fallback) {
       kDTensorKey, boxed_kernel(), "dtensor"));
 }
 
-std::string describe_dispatch_key() {
-  return c10::str(c10::toString(kDTensorKey), ": LibTorch " TORCH_VERSION,
-                  core_fallback().isValid() ? "'s own fallback runs calls without distributed tensors"
-                                            : " registers nothing there");
-}
-
 }  // namespace dtensor::internal
+
+std::string dtensor::describe_dispatch_key() {
+  return c10::str(c10::toString(internal::kDTensorKey), ": LibTorch " TORCH_VERSION,
+                  internal::core_fallback().isValid() ? "'s own fallback runs calls without distributed tensors"
+                                                      : " registers nothing there");
+}

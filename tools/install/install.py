@@ -27,6 +27,7 @@ ROOTS = [
     "mesh/memory_meter.h",
     "observe/flight_recorder.h",
     "plan/plan_many.h",
+    "plan/redistribution_cost.h",
     "plan/redistribute_planner.h",
     "processes/launch/launch_env.h",
     "processes/monitored_barrier.h",
