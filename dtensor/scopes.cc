@@ -21,7 +21,8 @@ RedistributeMemoryLimit::RedistributeMemoryLimit(int64_t max_bytes)
     : guard_([max_bytes](DispatchScope& s) {
         TORCH_CHECK_VALUE(max_bytes > 0, "[RedistributeMemoryLimit] max_bytes is ", max_bytes,
                           "; give the bytes that a rank may need while it redistributes, at least 1");
-        s.limits.max_bytes = std::min(s.limits.max_bytes, max_bytes);
+        int64_t& least = s.hints.limits.max_bytes;
+        least = std::min(least, max_bytes);
       }) {}
 
 ModulePath::ModulePath(const std::string& name)

@@ -83,7 +83,7 @@ class LossParallel {
   LossParallel() = default;
 
  private:
-  internal::DispatchScopeGuard guard_{[](internal::DispatchScope& s) { s.loss_parallel = true; }};
+  internal::DispatchScopeGuard guard_{[](internal::DispatchScope& s) { s.hints.keep_class_shards = true; }};
 };
 
 // No redistribution, asked for or inserted by the engine, keeps more than `max_bytes` alive at once on a rank: its

@@ -1,21 +1,64 @@
 #include "propagation/call_context.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace dtensor {
 namespace {
 
-template <typename Numbers>
+using Numbers = c10::SmallVectorImpl<int>;
+
 bool has_number(const Numbers& numbers, size_t input) {
   return std::find(numbers.begin(), numbers.end(), static_cast<int>(input)) != numbers.end();
 }
 
-}  // namespace
+// ------------------------------------------------------------ every kind of member: is it set, and its key
 
-bool CallContext::is_default() const {
-  return mutable_layouts.empty() && parameters.empty() && factory_inputs.empty() && preferred_layouts.empty() &&
-         !partial_inputs_reused && !gradient_target && !limits.any() && !keep_class_shards;
+uint64_t number_of(const SpecPtr& spec) { return spec ? spec->id() : 0; }
+uint64_t number_of(const Limits& limits) { return limits.any() ? static_cast<uint64_t>(limits.max_bytes) : 0; }
+uint64_t number_of(int number) { return static_cast<uint64_t>(number); }
+
+template <typename T>
+bool is_set(const T& hint) {
+  if constexpr (requires { hint.members(); }) {
+    return std::apply([](const auto&... member) { return (is_set(member) || ...); }, hint.members());
+  } else if constexpr (requires { hint.empty(); }) {
+    return !hint.empty();
+  } else {
+    return number_of(hint) != 0;
+  }
 }
+
+template <typename T>
+void append_hint(CacheKey& key, const T& hint) {
+  if constexpr (requires { hint.members(); }) {
+    std::apply([&](const auto&... member) { (append_hint(key, member), ...); }, hint.members());
+  } else if constexpr (requires { hint.empty(); }) {
+    key.push_back(hint.size());
+    for (const auto& element : hint) append_hint(key, element);
+  } else {
+    key.push_back(number_of(hint));
+  }
+}
+
+// ------------------------------------------------------------ whether a member says the same of two inputs
+
+template <typename T>
+bool is_alike(const T&, size_t, size_t) {  // of no input
+  return true;
+}
+template <unsigned kInline>
+bool is_alike(const c10::SmallVector<int, kInline>& numbers, size_t a, size_t b) {
+  return has_number(numbers, a) == has_number(numbers, b);
+}
+template <unsigned kInline>
+bool is_alike(const c10::SmallVector<TensorHints, kInline>& inputs, size_t a, size_t b) {
+  const TensorHints none;
+  const auto of = [&](size_t i) { return (i < inputs.size() ? inputs[i] : none).members(); };
+  return of(a) == of(b);
+}
+
+}  // namespace
 
 bool CallContext::is_mutable(size_t input) const { return has_number(mutable_layouts, input); }
 
@@ -24,30 +67,30 @@ bool CallContext::is_parameter(size_t input) const { return has_number(parameter
 bool CallContext::is_factory_input(size_t input) const { return has_number(factory_inputs, input); }
 
 const Spec* CallContext::preferred_layout(size_t input) const {
-  return input < preferred_layouts.size() ? preferred_layouts[input].get() : nullptr;
+  return input < inputs.size() ? inputs[input].preferred_layout.get() : nullptr;
 }
 
 bool CallContext::has_same_hints(size_t a, size_t b) const {
-  return is_mutable(a) == is_mutable(b) && is_parameter(a) == is_parameter(b) &&
-         is_factory_input(a) == is_factory_input(b) && preferred_layout(a) == preferred_layout(b);
+  return std::apply([&](const auto&... member) { return (is_alike(member, a, b) && ...); }, members());
 }
 
 void CallContext::append_to_key(CacheKey& key) const {
-  key.push_back(!is_default());
-  if (is_default()) return;
-  const auto append_numbers = [&](const auto& numbers) {
-    key.push_back(numbers.size());
-    for (const int k : numbers) key.push_back(static_cast<uint64_t>(k));
-  };
-  key.push_back(gradient_target ? gradient_target->id() : 0);
-  key.push_back(partial_inputs_reused);
-  key.push_back(static_cast<uint64_t>(limits.max_bytes));
-  key.push_back(keep_class_shards);
-  append_numbers(mutable_layouts);
-  append_numbers(parameters);
-  append_numbers(factory_inputs);
-  key.push_back(preferred_layouts.size());
-  for (const SpecPtr& layout : preferred_layouts) key.push_back(layout ? layout->id() : 0);
+  const bool any = is_set(*this);
+  key.push_back(any);
+  if (any) append_hint(key, *this);
 }
+
+namespace internal {
+
+void append_text(CacheKey& key, std::string_view text) {
+  key.push_back(text.size());
+  for (size_t i = 0; i < text.size(); i += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, text.data() + i, std::min<size_t>(8, text.size() - i));
+    key.push_back(word);
+  }
+}
+
+}  // namespace internal
 
 }  // namespace dtensor

@@ -32,7 +32,7 @@ struct Decision {
   std::vector<SpecPtr> given;  // of the inputs, before they moved
   CallContext context;
 
-  std::vector<SpecPtr> preferred_outputs;  // as CallContext::preferred_layouts, of the outputs; empty: none known
+  std::vector<TensorHints> output_hints;  // what the outputs carry to the calls that read them; empty: nothing
 
   // Every input stays in its layout, none is Partial or absent, the one result is a tensor, and the local computation
   // is the operator itself: a typed kernel can compute the call without a stack.

@@ -71,7 +71,7 @@ struct OpRule {
   std::function<Flops(const OpCall&)> flops;
 
   // Of an operator on scores of classes: their dim in input `k`, an index into OpCall::inputs, that has the scores or
-  // their gradient; nullopt: it has neither. CallContext::keep_class_shards is about that dim. Empty: no such operator.
+  // their gradient; nullopt: it has neither. ScopeHints::keep_class_shards is about that dim. Empty: no such operator.
   std::function<std::optional<int64_t>(const OpCall&, int k)> class_dim;
 
   // The strategies look at CallContext::gradient_target.

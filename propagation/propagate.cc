@@ -55,10 +55,10 @@ std::optional<Placement> kept(const Problem& problem, const Strategy& choice, co
   return std::nullopt;
 }
 
-// Decision::preferred_outputs of a call that is computed as `choice` says. Empty: none is known.
-std::vector<SpecPtr> find_preferred_layouts(const Problem& problem, const Strategy& choice, const OpRule& rule,
-                                            const std::vector<SpecPtr>& outputs) {
-  std::vector<SpecPtr> result;
+// Decision::output_hints of a call that is computed as `choice` says.
+std::vector<TensorHints> find_output_hints(const Problem& problem, const Strategy& choice, const OpRule& rule,
+                                           const std::vector<SpecPtr>& outputs) {
+  std::vector<TensorHints> result;
   for (size_t o = 0; o < outputs.size() && o < choice.outputs.size(); ++o) {
     if (!outputs[o]) continue;
     Placements preferred = outputs[o]->placements();
@@ -72,7 +72,7 @@ std::vector<SpecPtr> find_preferred_layouts(const Problem& problem, const Strate
     }
     if (preferred == outputs[o]->placements()) continue;
     result.resize(outputs.size());
-    result[o] = outputs[o]->with_placements(preferred);
+    result[o].preferred_layout = outputs[o]->with_placements(preferred);
   }
   return result;
 }
@@ -94,7 +94,7 @@ std::vector<uint64_t> find_displaced_inputs(const Problem& problem, const OpRule
       displaced[i] |= uint64_t{1} << d;
     }
   };
-  if (call.context.preferred_layouts.empty() || problem.metas.tensors.empty()) return displaced;
+  if (call.context.inputs.empty() || problem.metas.tensors.empty()) return displaced;
   for (int64_t d = 0; d < problem.mesh_ndim(); ++d) {
     if (rule.whole) {
       find(d, rule.whole(call), [d](const Placements& p) { return p[d]; });
@@ -147,8 +147,8 @@ Placements normalized(const OpCall& call, const Placements& placements, int64_t 
   }
   TORCH_CHECK_VALUE(false, call.name(), ": argument '", call.input_name(static_cast<int>(worst)), "' has to go from ",
                     to_string(call.inputs[worst]->placements()), " to ", to_string(computed[worst]->placements()),
-                    ", and max_bytes is ", call.context.limits.max_bytes, ", but every route needs at least ", most,
-                    " bytes per rank; raise max_bytes. Call: ", call.to_string());
+                    ", and max_bytes is ", call.context.scope.limits.max_bytes, ", but every route needs at least ",
+                    most, " bytes per rank; raise max_bytes. Call: ", call.to_string());
 }
 
 // The redistributions that bring the inputs to `computed`.
@@ -158,7 +158,7 @@ std::vector<std::shared_ptr<const RedistributePlan>> plan_inputs(const OpCall& c
   for (size_t i = 0; i < call.inputs.size(); ++i) {
     if (computed[i] == call.inputs[i]) continue;
     const Placements& to = computed[i]->placements();
-    plans[i] = cached_plan_within(moved_of(call, i, to), to, call.context.limits);
+    plans[i] = cached_plan_within(moved_of(call, i, to), to, call.context.scope.limits);
     if (!plans[i]) throw_over_limit(call, computed);
   }
   return plans;
@@ -197,7 +197,7 @@ bool is_direct(const Decision& decision) {
   const auto is_offset = [](int64_t offset) { return offset != 0; };
   return absl::c_all_of(decision.given, is_whole) && absl::c_none_of(decision.input_plans, is_set) &&
          decision.output_counts == std::vector<int>{-1} && decision.outputs[0] &&
-         absl::c_none_of(decision.output_offsets, is_offset) && absl::c_none_of(decision.preferred_outputs, is_set) &&
+         absl::c_none_of(decision.output_offsets, is_offset) && decision.output_hints.empty() &&
          calls_operator(decision);
 }
 
@@ -227,7 +227,7 @@ std::shared_ptr<const Decision> decision_of(const Problem& problem, const Strate
     const int64_t ndim = static_cast<int64_t>(metas.tensors[o]->sizes.size());
     decision->outputs.push_back(Spec::get(call.mesh, normalized(call, choice.outputs[o], ndim), *metas.tensors[o]));
   }
-  decision->preferred_outputs = find_preferred_layouts(problem, choice, *decision->rule, decision->outputs);
+  decision->output_hints = find_output_hints(problem, choice, *decision->rule, decision->outputs);
   decision->direct = is_direct(*decision);
   return decision;
 }

@@ -19,7 +19,7 @@ struct SearchEffort;  // strategy_search.h
 
 // Decides by the operator's `rule`. Written inputs keep their layout.
 // Errors, before anything is communicated: NotImplementedError if there is no rule or the output shape cannot be known;
-// WrittenLayoutError; ValueError if no strategy keeps call.context.limits.
+// WrittenLayoutError; ValueError if no strategy keeps call.context.scope.limits.
 std::shared_ptr<const Decision> propagate(const OpCall& call, std::shared_ptr<const OpRule> rule,
                                           internal::SearchEffort* effort = nullptr);
 // The same for tests and tools, with the rule in the registry.

@@ -34,7 +34,7 @@ struct Problem {
   std::vector<int> fixed_outputs = {};
   // Per input of `functional`: whether its layout must stay.
   std::vector<bool> fixed_inputs = {};
-  Limits limits = call.context.limits;  // strategies whose redistributions exceed them are not possible
+  Limits limits = call.context.scope.limits;  // strategies whose redistributions exceed them are not possible
 
   int64_t mesh_ndim() const { return call.mesh.ndim(); }
   const Placement& given(size_t input, int64_t d) const { return call.inputs[input]->placements()[d]; }

@@ -114,8 +114,7 @@ void push_results(const OpInfo& info, const Decision& decision, const Inputs& in
   const auto wrap = [&](size_t k) {
     if (!decision.outputs[k]) return at::Tensor();
     at::Tensor t = make(k);
-    if (!decision.preferred_outputs.empty() && decision.preferred_outputs[k])
-      mutable_hints(t).preferred_layout = decision.preferred_outputs[k];
+    if (!decision.output_hints.empty()) mutable_hints(t).hints = decision.output_hints[k];
     return t;
   };
   size_t k = 0;
@@ -199,7 +198,8 @@ Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Input
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   decision = propagate(call, resolved.rule);
   std::string description = call.to_string();
-  if (call.context.limits.any()) description += c10::str(" within ", call.context.limits.max_bytes, " bytes");
+  if (call.context.scope.limits.any())
+    description += c10::str(" within ", call.context.scope.limits.max_bytes, " bytes");
   cache.check_open(description);
   return {std::move(decision), true, std::move(key), std::move(description)};
 }
@@ -252,7 +252,6 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
     in.context.gradient_target = leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
   }
 
-  if (resolved.rule && resolved.rule->class_dim) in.context.keep_class_shards = current_dispatch_scope().loss_parallel;
   const Decided decided = decide_call(info, resolved, in, args);
   const std::shared_ptr<const Decision> decision = decided.decision;
   check_class_shards(info, in, args, *decision);

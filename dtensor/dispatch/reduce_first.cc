@@ -67,7 +67,7 @@ Moved moved_together(const OpInfo& info, c10::ArrayRef<Element> elements, c10::A
     in.tensors.push_back(tensor);
     in.args.push_back(static_cast<uint16_t>(arg));
     const SpecPtr& spec = spec_of(tensor);
-    decision.input_plans.push_back(cached_plan(spec, to[k], current_dispatch_scope().limits));
+    decision.input_plans.push_back(cached_plan(spec, to[k], current_dispatch_scope().hints.limits));
     decision.computed.push_back(spec->with_placements(to[k]));
   }
   std::vector<RankTensors> parts = move_inputs(info, decision, in);
@@ -143,7 +143,8 @@ bool is_likely_used_beside(const OpInfo& info, c10::ArrayRef<c10::IValue> args, 
 
 at::Tensor reduce_first(const OpInfo& info, size_t arg, const at::Tensor& t) {
   const SpecPtr& spec = spec_of(t);
-  const auto plan = cached_plan_within(spec, without_partials(spec->placements()), current_dispatch_scope().limits);
+  const auto plan =
+      cached_plan_within(spec, without_partials(spec->placements()), current_dispatch_scope().hints.limits);
   if (!plan || !will_be_cached(t, *plan)) return {};
   return reduced_together(info, Element{arg, 0, t}).front();
 }

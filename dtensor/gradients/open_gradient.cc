@@ -33,7 +33,7 @@ bool open_gradient(const at::Tensor& grad, const Placements& placements) {
   const DTensorMeta& meta = meta_without_sync(grad);
   if (meta.spec->placements() == placements) return true;
   if (meta.storage->observer || std::any_of(placements.begin(), placements.end(), is_masked)) return false;
-  const auto plan = cached_plan_within(meta.spec, placements, current_dispatch_scope().limits);
+  const auto plan = cached_plan_within(meta.spec, placements, current_dispatch_scope().hints.limits);
   if (!plan || !plan->is_local()) return false;
   const at::Tensor addends = redistribute_below_autograd(grad, placements, {});
   const DTensorMeta& opened = meta_without_sync(addends);

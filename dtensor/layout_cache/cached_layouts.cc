@@ -277,7 +277,7 @@ bool can_derive(const at::Tensor& t, const Placements& to, const at::Tensor& bas
 
 void keep_gathered(const at::Tensor& t, const at::Tensor& gathered) {
   const DTensorMeta &meta = meta_without_sync(t), &copy = meta_without_sync(gathered);
-  auto plan = cached_plan(meta.spec, copy.spec->placements(), current_dispatch_scope().limits);
+  auto plan = cached_plan(meta.spec, copy.spec->placements(), current_dispatch_scope().hints.limits);
   copy.storage->is_parameter = meta.storage->is_parameter.load();  // operators treat views of either alike
   CachedLayout layout{std::move(plan), copy.locals, copy.storage, copy.arriving};
   add_to_cache(meta.storage, memory_range_of(t), std::move(layout), writes_of(*meta.storage), current_recording(),
@@ -293,7 +293,7 @@ PendingMove choose_move(const at::Tensor& t, std::shared_ptr<const RedistributeP
   if (base == nullptr) return pending;
   const auto base_to = base_layout_for(*base, *meta.spec, t.storage_offset(), pending.plan->to.placements());
   if (!base_to) return pending;
-  auto base_plan = cached_plan_within(base->spec, *base_to, current_dispatch_scope().limits);
+  auto base_plan = cached_plan_within(base->spec, *base_to, current_dispatch_scope().hints.limits);
   if (!base_plan || base_plan->is_local()) return pending;
   const double factor = is_worth_caching(*base->spec, *base_plan) ? kBaseForViews : 1;
   if (base_plan->seconds > factor * pending.plan->seconds) return pending;

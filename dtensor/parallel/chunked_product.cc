@@ -156,7 +156,7 @@ std::optional<ProductPlan> plan_product(const SpecPtr& rows, const Placements& c
   if (result) plan.result = product->with_placements(*result);
   const bool gathers = rows->placements() != plan.rows->placements(), scatters = plan.result != product;
   if (gathers == scatters) return std::nullopt;
-  const auto& limits = current_dispatch_scope().limits;
+  const auto& limits = current_dispatch_scope().hints.limits;
   auto& moves = gathers ? plan.gather : plan.scatter;
   moves = gathers ? cached_plan_within(rows, computed, limits)
                   : cached_plan_within(product, plan.result->placements(), limits);

@@ -36,7 +36,7 @@ at::Tensor redistribute_one(const at::Tensor& t, const DeviceMesh& mesh, const P
 }  // namespace
 
 Limits limits_of(const RedistributeOptions& options) {
-  return {std::min(options.max_bytes, current_dispatch_scope().limits.max_bytes)};
+  return {std::min(options.max_bytes, current_dispatch_scope().hints.limits.max_bytes)};
 }
 
 at::Tensor redistribute_below_autograd(const at::Tensor& t, const Placements& to, const CommCause& cause,

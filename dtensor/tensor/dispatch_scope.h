@@ -6,7 +6,7 @@
 
 #include "comm/thread_scope.h"
 #include "mesh/device_mesh.h"
-#include "plan/limits.h"
+#include "propagation/call_context.h"
 
 namespace dtensor::internal {
 
@@ -20,8 +20,7 @@ struct DispatchScope {
   bool implicit_replication = false;      // plain tensors next to distributed ones count as replicated
   bool replicate_unsupported = false;     // operators without a rule run on replicated inputs
   bool delay_gradient_reduction = false;  // gradients keep the layout in which backward computed them
-  bool loss_parallel = false;             // scores keep their shards of classes (LossParallel)
-  Limits limits;                          // of a redistribution (RedistributeMemoryLimit)
+  ScopeHints hints;                       // for decisions (RedistributeMemoryLimit, LossParallel)
   StepDecider* step_decider = nullptr;    // decides calls one by one (PinnedLayouts)
   int64_t communication_chunks = 1;       // of an exchange next to a product (OverlapCommunication)
   // How attention over a sharded sequence is computed (ContextParallel); null: as the operators' rules say.

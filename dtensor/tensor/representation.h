@@ -25,6 +25,7 @@
 #include "dtensor/tensor/view_window.h"
 #include "mesh/memory_meter.h"
 #include "plan/spec.h"
+#include "propagation/call_context.h"
 
 namespace dtensor::internal {
 
@@ -117,8 +118,7 @@ struct DTensorMeta final : c10::BackendMeta {
   bool laid_out_by_engine = false;
   // As CallContext::factory_inputs, until a write.
   bool from_factory = false;
-  // As CallContext::preferred_layouts. Null: not known.
-  SpecPtr preferred_layout = nullptr;
+  TensorHints hints;  // from the operator that made it
   // Conjugation and negation relative to the first tensor of that memory, by the view operators between the two.
   // Recorded so that ranks with empty parts have it, too.
   ConjNegBits seen;

@@ -113,7 +113,7 @@ bool is_worth_it(const WayBack& way, const StoreExchange& both) {
 // Bases of views that only some ranks copied are skipped: they move nothing and share what the moved view stores.
 WayBack way_back(const at::Tensor& t) {
   WayBack way{layouts_on_way_back(t), nullptr, {}};
-  const Limits& limits = current_dispatch_scope().limits;
+  const Limits& limits = current_dispatch_scope().hints.limits;
   StoreRequest request{{way.layouts[0], t.storage_offset()}, {}, way.layouts};
   StoreRequest keeping = request;
   for (const ViewOrigin* origin : origins_of(t)) {
@@ -140,7 +140,7 @@ bool writes_into_addends(const Spec& view, const Spec& base) {
 
 // The plans that bring whole values to the first rank in place of addends: then every byte belongs to a value.
 std::array<std::shared_ptr<const RedistributePlan>, 2> plans_of_values_for_addends(const SpecPtr& base) {
-  const Limits& limits = current_dispatch_scope().limits;
+  const Limits& limits = current_dispatch_scope().hints.limits;
   const SpecPtr whole = base->with_placements(without_partials(base->placements()));
   return {cached_plan(base, whole->placements(), limits), cached_plan(whole, base->placements(), limits)};
 }
@@ -156,7 +156,7 @@ void put_values_for_addends(const DTensorMeta& base, const CommCause& cause) {
 
 void ViewOrigin::check_write(const at::Tensor& t, std::string_view op) const {
   if (t.numel() == 0) return;
-  const Limits& limits = current_dispatch_scope().limits;
+  const Limits& limits = current_dispatch_scope().hints.limits;
   const Spec& spec = *spec_of(t);
   const std::vector<ViewOrigin*> origins = origins_of(t);
   if (limits.any()) {  // an error while writing back would come after the write
@@ -198,7 +198,7 @@ void ViewOrigin::after_write(const at::Tensor& t, std::string_view op) {
     const SpecPtr& from = *layout++;
     const SpecPtr& spec = *layout;
     if (!exchange && from != spec) {
-      const auto plan = cached_plan(from, spec->placements(), current_dispatch_scope().limits);
+      const auto plan = cached_plan(from, spec->placements(), current_dispatch_scope().hints.limits);
       pieces = whole_parts(*spec, run_plan(*plan, as_locals(std::move(pieces)), cause));
     }
     if (writes_into_addends(*spec, *above.spec)) put_values_for_addends(above, cause);

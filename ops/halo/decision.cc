@@ -86,7 +86,7 @@ DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
   const auto by_rule = rule ? propagate(call, rule) : nullptr;
   if (const auto choice = choose(by_rule.get())) {
     auto plan = make_halo_plan(choice->request);
-    const bool fits = plan && plan->peak_bytes <= call.context.limits.max_bytes;
+    const bool fits = plan && plan->peak_bytes <= call.context.scope.limits.max_bytes;
     const auto cost = cost_model(call.mesh.world());
     const auto pays = [&] {
       return plan->seconds + choice->more_seconds + cost->work(choice->flops, 0) <=
@@ -94,11 +94,12 @@ DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
     };
     if (fits && (!by_rule || (by_rule->communicates() && pays()))) {
       if (choice->both) decision->both = make_halo_plan(*choice->both);
-      const bool both = decision->both && decision->both->peak_bytes <= call.context.limits.max_bytes &&
+      const bool both = decision->both && decision->both->peak_bytes <= call.context.scope.limits.max_bytes &&
                         decision->both->seconds <= kPrefetch * plan->seconds;
       if (!both) decision->both = nullptr;
       if (choice->later) decision->later = make_halo_plan(*choice->later);
-      if (decision->later && decision->later->peak_bytes > call.context.limits.max_bytes) decision->later = nullptr;
+      if (decision->later && decision->later->peak_bytes > call.context.scope.limits.max_bytes)
+        decision->later = nullptr;
       decision->plan = std::move(plan);
       decision->result = choice->result;
     }
@@ -112,7 +113,7 @@ DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& 
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   std::vector<SpecPtr> specs;
   Key key{static_cast<int64_t>(reinterpret_cast<intptr_t>(&op.schema())),
-          static_cast<int64_t>(RuleRegistry::instance().generation()), current_dispatch_scope().limits.max_bytes};
+          static_cast<int64_t>(RuleRegistry::instance().generation()), current_dispatch_scope().hints.limits.max_bytes};
   for (const c10::IValue& value : args) {
     append(key, value);
     if (value.isTensor() && value.toTensor().defined()) specs.push_back(spec_of(value.toTensor()));
@@ -123,7 +124,7 @@ DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& 
 
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   OpCall call = OpCall::make(c10::toString(op.operator_name()), specs, args.vec());
-  call.context.limits = current_dispatch_scope().limits;
+  call.context.scope.limits = current_dispatch_scope().hints.limits;
   auto decision = decide(call, choose);
   if (decision->plan) strategy_cache(world).check_open(call.to_string());
   memo.insert(std::move(key), decision, std::move(specs));

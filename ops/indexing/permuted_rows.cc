@@ -79,7 +79,7 @@ void index_select(const c10::OperatorHandle& op, Stack& stack) {
   const SpecPtr result = Spec::get(source->mesh(), as_addends(source->placements()),
                                    at::IntArrayRef(sizes.data(), sizes.size()), source->dtype());
   const auto plan = make_halo_plan({source, result, {{dim, map_of(*order), {}}}});
-  if (!plan || plan->peak_bytes > current_dispatch_scope().limits.max_bytes) return dispatch_by_rule(op, stack);
+  if (!plan || plan->peak_bytes > current_dispatch_scope().hints.limits.max_bytes) return dispatch_by_rule(op, stack);
   CommCause cause = halo_cause(op, self, "self");
   // If ranks compare their calls, different permutations are detected.
   absl::StrAppend(&cause.argument, " in order ", absl::Hex(c10::get_hash(*order) & 0xffff, absl::kZeroPad4));

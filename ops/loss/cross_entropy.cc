@@ -120,7 +120,8 @@ CrossEntropyCallPtr class_split_call(const c10::OperatorHandle& op, const Argume
   const bool are_valid = call->reduction >= at::Reduction::None && call->reduction <= at::Reduction::Sum &&
                          call->classes.label_smoothing >= 0 && call->classes.label_smoothing <= 1;
   if (!are_valid || !has_fitting_target(in, autocast) || !has_fitting_weight(in, autocast)) return {};
-  return current_dispatch_scope().loss_parallel || has_long_rows(in, call->classes) ? call : CrossEntropyCallPtr();
+  return current_dispatch_scope().hints.keep_class_shards || has_long_rows(in, call->classes) ? call
+                                                                                              : CrossEntropyCallPtr();
 }
 
 // In a LossParallel: brings probabilities to the logits, so that the composite, which multiplies them by the logits'
@@ -138,7 +139,7 @@ void bring_probabilities(const c10::OperatorHandle& op, Stack& stack) {
 void cross_entropy(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   CrossEntropyCallPtr call = class_split_call(op, args);
-  if (!call && current_dispatch_scope().loss_parallel) bring_probabilities(op, stack);
+  if (!call && current_dispatch_scope().hints.keep_class_shards) bring_probabilities(op, stack);
   if (!call) return run_without_handler(op, stack);
   const at::Tensor self = args.tensor("self");
   if (is_leaf_parameter(self)) keep_gradient_layout(self);

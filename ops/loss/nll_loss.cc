@@ -79,7 +79,7 @@ std::vector<DimStrategy> nll_strategies(const OpCall& call, int64_t mesh_dim) {
   const int self = call.input_index("self");
   const auto class_dim = static_cast<int64_t>(call.input("self")->ndim() == 1 ? 0 : 1);
   const bool is_class_split = call.input("self")->placements()[mesh_dim] == Shard(class_dim);
-  if (is_class_split && call.context.keep_class_shards) return {class_split(call, self, class_dim)};
+  if (is_class_split && call.context.scope.keep_class_shards) return {class_split(call, self, class_dim)};
   auto result = strategies(nll_rule(call), call, mesh_dim);
   for (DimStrategy& s : result) {
     if (call.has_arg("grad_output")) {

@@ -185,7 +185,7 @@ std::optional<Placements> layout_for_steps(const at::Tensor& self, const Resized
   }
   if (!moves) return std::nullopt;
   const SpecPtr later = Spec::get(spec->mesh(), spec->placements(), at::IntArrayRef(sizes), spec->dtype());
-  const Limits& limits = current_dispatch_scope().limits;
+  const Limits& limits = current_dispatch_scope().hints.limits;
   std::optional<Placements> best;
   double least = std::numeric_limits<double>::infinity();
   for (int64_t other = 0; other < spec->ndim(); ++other) {

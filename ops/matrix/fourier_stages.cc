@@ -92,7 +92,7 @@ class StagePlanner {
 
 // Time of the rule's way; infinity where it exceeds the limits.
 double rule_seconds(const OpCall& call, const Decision& unlimited) {
-  if (!call.context.limits.any()) return unlimited.input_seconds();
+  if (!call.context.scope.limits.any()) return unlimited.input_seconds();
   try {
     return propagate(call)->input_seconds();
   } catch (const c10::ValueError&) {
@@ -102,9 +102,9 @@ double rule_seconds(const OpCall& call, const Decision& unlimited) {
 
 // Dim by dim, if that moves less than the rule's way; else no stages.
 FourierStages plan_stages(OpCall call, const FourierDims& dims) {
-  const Limits limits = std::exchange(call.context.limits, {});
+  const Limits limits = std::exchange(call.context.scope.limits, {});
   const auto by_rule = propagate(call);  // or why it is no call
-  call.context.limits = limits;
+  call.context.scope.limits = limits;
   const double least = rule_seconds(call, *by_rule);
   if (least == 0) return {};
 
@@ -154,7 +154,7 @@ std::optional<FourierDims> dims_to_part(const at::Tensor& self, const Arguments&
 std::shared_ptr<const FourierStages> decide_stages(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
                                                    const at::Tensor& self, const FourierDims& dims) {
   const SpecPtr& spec = spec_of(self);
-  const Limits& limits = current_dispatch_scope().limits;
+  const Limits& limits = current_dispatch_scope().hints.limits;
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   std::vector<int64_t> key{static_cast<int64_t>(reinterpret_cast<intptr_t>(&op.schema())),
                            static_cast<int64_t>(RuleRegistry::instance().generation()),
@@ -167,7 +167,7 @@ std::shared_ptr<const FourierStages> decide_stages(const c10::OperatorHandle& op
   if (auto known = memo.find(key)) return *known;
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   OpCall call = OpCall::make(c10::toString(op.operator_name()), {spec}, args.vec());
-  call.context.limits = limits;
+  call.context.scope.limits = limits;
   auto stages = std::make_shared<const FourierStages>(plan_stages(std::move(call), dims));
   memo.insert(std::move(key), stages, {spec});
   return stages;

@@ -44,7 +44,7 @@ std::optional<Placements> gathered_layout(const at::Tensor& weight, const at::Te
   for (size_t m = 0; m < to.size(); ++m) {
     if (to[m].is_sharded() && spec_of(input)->placements()[m].is_sharded_on(batch_dim)) to[m] = Replicate();
   }
-  if (to == spec->placements() || !std::isfinite(seconds_to_move(spec, to, current_dispatch_scope().limits)))
+  if (to == spec->placements() || !std::isfinite(seconds_to_move(spec, to, current_dispatch_scope().hints.limits)))
     return std::nullopt;
   return to;
 }

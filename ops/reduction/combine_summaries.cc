@@ -64,7 +64,7 @@ Way cheaper_way(const DeviceMesh& mesh, const Rows& rows, const SummaryRequest& 
     for (const auto dtype : dtypes) all.push_back(rows.spec(mesh, placements, columns, dtype));
     return all;
   };
-  const Limits& limits = current_dispatch_scope().limits;
+  const Limits& limits = current_dispatch_scope().hints.limits;
   const auto seconds = [&](const std::vector<SpecPtr>& all, const Placements& to) {
     std::vector<Redistribution> moves;
     for (const SpecPtr& spec : all) moves.push_back({spec, to});

@@ -100,7 +100,7 @@ void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const int64_t dim = wrap_dim(args[1].toInt(), self.dim());
   const at::ScalarType dtype = args[2].toBool() ? at::kFloat : self.scalar_type();
   const SummaryRequest request = exponentials(dim, widened(self.scalar_type()));
-  const bool stays = kLog && current_dispatch_scope().loss_parallel;
+  const bool stays = kLog && current_dispatch_scope().hints.keep_class_shards;
   if (!stays && !are_fewer_bytes(self, request)) return dispatch_by_rule(op, stack);  // short rows are moved themselves
   const at::Tensor x = self.to(request.dtypes[0]).contiguous();
   const auto row =
@@ -130,7 +130,8 @@ void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (op.schema().arguments().size() != 4 || !is_split_along(output, dim) || !is_dtensor(grad) ||
       spec_of(grad)->has_partial())
     return dispatch_by_rule(op, stack);
-  if (kLog && current_dispatch_scope().loss_parallel && are_cut_differently(grad, output, wrap_dim(dim, output.dim())))
+  if (kLog && current_dispatch_scope().hints.keep_class_shards &&
+      are_cut_differently(grad, output, wrap_dim(dim, output.dim())))
     return dispatch_by_rule(op, stack);  // reports it
   const at::ScalarType dtype = args[3].toScalarType();
   at::Tensor sums = kLog ? cached_sums(grad, wrap_dim(dim, grad.dim())) : at::Tensor();

@@ -66,7 +66,7 @@ double SplitRows::seconds_to_add(int64_t numbers) const {
   for (const int64_t d : dims) sizes[d] = 1;
   sizes[dims[0]] = numbers;
   const SpecPtr sums = Spec::get(spec.mesh(), addends, at::IntArrayRef(sizes), dtype);
-  return seconds_to_move({{sums, without_partials(addends)}}, current_dispatch_scope().limits);
+  return seconds_to_move({{sums, without_partials(addends)}}, current_dispatch_scope().hints.limits);
 }
 
 std::optional<SplitRows> split_rows(const at::Tensor& input, std::vector<int64_t> dims, int64_t weight_dim,
@@ -94,7 +94,7 @@ std::optional<SplitRows> split_rows(const at::Tensor& input, std::vector<int64_t
 
 bool pays_to_stay(const SplitRows& rows, double own, const std::vector<at::Tensor>& moving,
                   const std::vector<at::Tensor>& weights) {
-  const Limits& limits = current_dispatch_scope().limits;
+  const Limits& limits = current_dispatch_scope().hints.limits;
   std::vector<SpecPtr> all = {spec_of(rows.input)};
   const auto specs = [&](const std::vector<at::Tensor>& tensors) {
     std::vector<SpecPtr> result;

@@ -214,7 +214,7 @@ DeclaredRegionPtr declared_region(const at::Tensor& t, const SliceWindow& window
     if (!found) memo.insert(key, *(found = make_region(spec, width)), {spec});
   }
   const DeclaredRegionPtr& declared = *found;
-  const bool fits = declared && declared->plan->peak_bytes <= current_dispatch_scope().limits.max_bytes &&
+  const bool fits = declared && declared->plan->peak_bytes <= current_dispatch_scope().hints.limits.max_bytes &&
                     fits_in_cache(world, box_bytes(declared->region, *spec));
   return fits && lies_in(declared->region, window, *spec) ? declared : nullptr;
 }
@@ -243,7 +243,7 @@ Root root_of(const LazySlice& slice) {
   for (at::Tensor t = slice.self; t.defined() && !is_declared; t = parent_view(t)) {
     const bool is_inside = spec_of(t)->mesh() == slice.view->mesh() && begin >= t.storage_offset();
     auto window = is_inside ? slice_window(spec_of(t), slice.view, begin - t.storage_offset()) : nullptr;
-    const bool may_run = window && window->plan->peak_bytes <= current_dispatch_scope().limits.max_bytes;
+    const bool may_run = window && window->plan->peak_bytes <= current_dispatch_scope().hints.limits.max_bytes;
     is_declared = may_run && declared_region(t, *window) != nullptr;
     if (is_declared || (may_run && (window->is_near || cached_ghost_region(t)))) root = {t, std::move(window)};
   }

@@ -58,7 +58,7 @@ TEST_CASE("explain: a factory's result until it is written to, a preferred layou
   CHECK_THAT(explained(made), !Catch::Contains("factory"));
   const at::Tensor found = zeros({8, 4}, mesh, {Replicate()});
   CHECK_THAT(explained(found), !Catch::Contains("preferred"));
-  mutable_hints(found).preferred_layout = spec_of(found)->with_placements({Shard(0)});
+  mutable_hints(found).hints.preferred_layout = spec_of(found)->with_placements({Shard(0)});
   CHECK_THAT(explained(found), Catch::Contains("  preferred layout: S(0)\n"));
   set_ghost_width(found, {1, 0});
   CHECK_THAT(explained(found), Catch::Contains("  ghost width: [1, 0]\n"));

@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <set>
+#include <vector>
+
 #include "placement/parse_placements.h"
 #include "tests/testing/catch_torch.h"
 
@@ -127,10 +130,31 @@ TEST_CASE("two inputs have the same hints only if all hints of both are alike") 
   CHECK_FALSE(context.has_same_hints(0, 1));
   context.factory_inputs = {0, 1};
   CHECK(context.has_same_hints(0, 1));
-  context.preferred_layouts = {spec_of({4}), nullptr};
+  context.inputs = {{spec_of({4})}, {}};
   CHECK_FALSE(context.has_same_hints(0, 1));
-  context.preferred_layouts[1] = context.preferred_layouts[0];
+  context.inputs[1] = context.inputs[0];
   CHECK(context.has_same_hints(0, 1));
+}
+
+TEST_CASE("every hint of a call has a key of its own") {
+  std::vector<CallContext> contexts(11);  // the first without hints
+  contexts[1].mutable_layouts = {0};
+  contexts[2].parameters = {0};
+  contexts[3].factory_inputs = {0};
+  contexts[4].partial_inputs_reused = true;
+  contexts[5].gradient_target = spec_of({4});
+  contexts[6].inputs = {{spec_of({4})}, {}};
+  contexts[7].inputs = {{}, {spec_of({4})}};
+  contexts[8].scope.limits.max_bytes = 1;
+  contexts[9].scope.limits.max_bytes = 2;
+  contexts[10].scope.keep_class_shards = true;
+  std::set<std::vector<uint64_t>> keys;
+  for (const CallContext& context : contexts) {
+    CacheKey key;
+    context.append_to_key(key);
+    keys.emplace(key.begin(), key.end());
+  }
+  CHECK(keys.size() == contexts.size());
 }
 
 TEST_CASE("dims counted from the end") {

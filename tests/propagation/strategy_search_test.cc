@@ -139,23 +139,23 @@ TEST_CASE("a limit of memory chooses among strategies") {
         };
         const auto usual = propagate(call);
         if (needed(*usual) == 0) continue;
-        call.context.limits.max_bytes = needed(*usual);
+        call.context.scope.limits.max_bytes = needed(*usual);
         // On more dims a search that a limit rules is another one, and may end elsewhere.
         if (shape.size() <= 3) CHECK(propagate(call)->explain(call) == usual->explain(call));
-        CHECK(needed(*propagate(call)) <= call.context.limits.max_bytes);
-        call.context.limits.max_bytes = needed(*usual) - 1;
+        CHECK(needed(*propagate(call)) <= call.context.scope.limits.max_bytes);
+        call.context.scope.limits.max_bytes = needed(*usual) - 1;
         try {
           const auto decision = propagate(call);
-          CHECK(needed(*decision) <= call.context.limits.max_bytes);
+          CHECK(needed(*decision) <= call.context.scope.limits.max_bytes);
           ++kept;
           if (decision->computed != usual->computed) ++others;
         } catch (const c10::ValueError& e) {
           const std::string text = e.what_without_backtrace();
-          CHECK(text.find("max_bytes is " + std::to_string(call.context.limits.max_bytes)) != std::string::npos);
+          CHECK(text.find("max_bytes is " + std::to_string(call.context.scope.limits.max_bytes)) != std::string::npos);
           std::smatch named;
           REQUIRE(std::regex_search(text, named, std::regex("at least ([0-9]+) bytes")));
-          call.context.limits.max_bytes = std::stoll(named[1]);
-          CHECK(needed(*propagate(call)) <= call.context.limits.max_bytes);
+          call.context.scope.limits.max_bytes = std::stoll(named[1]);
+          CHECK(needed(*propagate(call)) <= call.context.scope.limits.max_bytes);
           ++refused;
         }
       }

@@ -1,6 +1,7 @@
 #include "dtensor/dispatch/internal/call_inputs.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
 #include <string>
@@ -154,7 +155,6 @@ void note_context(const OpInfo& info, Inputs& in) {
   absl::InlinedVector<const at::Tensor*, 6> tensors;
   for (const at::Tensor& t : in.tensors) tensors.push_back(&t);
   note_context(info, {tensors.data(), tensors.size()}, in.context);
-  in.context.limits = current_dispatch_scope().limits;
 }
 
 void note_context(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, CallContext& context) {
@@ -163,15 +163,17 @@ void note_context(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, 
     const at::Tensor& t = *tensors[k];
     if (!t.defined()) continue;
     const DTensorMeta& meta = meta_without_sync(t);
-    if (meta.preferred_layout) {
-      context.preferred_layouts.resize(tensors.size());
-      context.preferred_layouts[k] = meta.preferred_layout;
+    if (meta.hints.any()) {
+      context.inputs.resize(tensors.size());
+      context.inputs[k] = meta.hints;
     }
     const bool is_parameter = wants_gradients && meta.storage->is_parameter.load(std::memory_order_relaxed);
     if (is_parameter && !meta.spec->is_replicated()) context.parameters.push_back(static_cast<int>(k));
   }
   context.partial_inputs_reused = reuses_partial_inputs(info, *tensors.front());
   note_factory_inputs(tensors, context);
+  if (c10::ThreadLocalDebugInfo::current() == nullptr) return;  // no scope: cheaper than asking for its hints
+  context.scope = current_dispatch_scope().hints;
 }
 
 bool is_unwritten_factory_result(const at::Tensor& t) {

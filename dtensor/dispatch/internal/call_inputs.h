@@ -50,7 +50,7 @@ void check_hooks_ran(const OpInfo& info, const Inputs& in);  // check_hooks.cc
 // Fills in the context from the tensors and the scope, but for the mutable layouts, which gather_inputs() finds, and
 // the gradient target.
 void note_context(const OpInfo& info, Inputs& in);
-// The same for the tensors of a call, but for the limits of the scope.
+// The same for the tensors of a call.
 void note_context(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, CallContext& context);
 // Whether an operator that writes to `t` may change its layout with the write. The same on all ranks, since all ranks
 // alias and expose parts alike.

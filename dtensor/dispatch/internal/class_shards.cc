@@ -28,7 +28,7 @@ bool leaves_shards(const RedistributePlan& plan, int64_t class_dim) {
 
 void check_class_shards(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args,
                         const Decision& decision) {
-  if (!in.context.keep_class_shards) return;
+  if (!in.context.scope.keep_class_shards || !decision.rule->class_dim) return;
   const OpCall call = make_call(info, in, args);
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const auto& plan = decision.input_plans[k];

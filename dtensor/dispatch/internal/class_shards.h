@@ -9,7 +9,7 @@
 
 namespace dtensor::internal {
 
-// With CallContext::keep_class_shards. Error (c10::Error): the decision moves an input with scores, or with their
+// With ScopeHints::keep_class_shards. Error (c10::Error): the decision moves an input with scores, or with their
 // gradient, whose classes (OpRule::class_dim) are sharded, away from these shards. The text names operator, argument,
 // layouts and bytes.
 void check_class_shards(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args,

@@ -16,7 +16,7 @@ namespace dtensor::internal {
 bool calls_are_decided_otherwise() {
   if (c10::ThreadLocalDebugInfo::current() == nullptr) return false;
   const DispatchScope& scope = current_dispatch_scope();
-  return scope.step_decider != nullptr || scope.limits.any();
+  return scope.step_decider != nullptr || scope.hints.limits.any();
 }
 
 namespace {

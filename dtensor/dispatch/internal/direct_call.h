@@ -18,7 +18,6 @@
 
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/tensor/representation.h"
-#include "propagation/cache_key.h"
 #include "propagation/decision.h"
 
 namespace dtensor::internal {
@@ -27,8 +26,7 @@ namespace dtensor::internal {
 bool calls_are_decided_otherwise();
 // Whether a tensor has what few have: parts to bring up to date, an observer, a layout that is preferred.
 inline bool is_special(const DTensorMeta& meta) {
-  return (int{meta.may_need_sync} | int{meta.preferred_layout != nullptr} | int{meta.storage->observer != nullptr}) !=
-         0;
+  return (int{meta.may_need_sync} | int{meta.hints.any()} | int{meta.storage->observer != nullptr}) != 0;
 }
 
 class DirectCall {

@@ -80,7 +80,7 @@ void run_together(std::vector<Moving>& moving) {
     locals.push_back(m.move.of.locals);
   }
   std::vector<RankTensors> moved =
-      run_plans(batch_plans(std::move(plans), current_dispatch_scope().limits), std::move(locals), cause);
+      run_plans(batch_plans(std::move(plans), current_dispatch_scope().hints.limits), std::move(locals), cause);
   for (size_t n = 0; n < moving.size(); ++n) moving[n].locals = std::move(moved[n]);
 }
 
@@ -126,7 +126,7 @@ std::optional<Input> by_reduced_copy(const Input& input) {
   const at::Tensor& t = input.travelling;
   if (!spec_of(t)->has_partial() || input.is_written() || input.call->info.is_view) return std::nullopt;
   const SpecPtr reduced = spec_of(t)->with_placements(without_partials(spec_of(t)->placements()));
-  const auto& limits = current_dispatch_scope().limits;
+  const auto& limits = current_dispatch_scope().hints.limits;
   Input result = input;
   result.plan = cached_plan_within(spec_of(t), reduced->placements(), limits);
   result.then = cached_plan_within(reduced, input.plan->to.placements(), limits);
