@@ -10,17 +10,15 @@
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/core_fallback.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
-#include "dtensor/dispatch/internal/call_key.h"
-#include "dtensor/dispatch/internal/chunked_call.h"
-#include "dtensor/dispatch/internal/class_shards.h"
+#include "dtensor/dispatch/internal/decide_call.h"
 #include "dtensor/dispatch/internal/gradient_way.h"
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/dispatch/internal/plain_dispatch.h"
-#include "dtensor/dispatch/internal/replaced_inputs.h"
 #include "dtensor/dispatch/internal/replicated_dispatch.h"
 #include "dtensor/dispatch/internal/typed_kernels.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
+#include "dtensor/dispatch/reduce_first.h"
 #include "dtensor/dispatch/report_work.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/gradients/leaf_group.h"
@@ -30,8 +28,6 @@
 #include "dtensor/tensor/step_decider.h"
 #include "dtensor/views/view_call.h"
 #include "plan/redistribute_planner.h"
-#include "propagation/propagate.h"
-#include "propagation/strategy_cache.h"
 
 namespace dtensor::internal {
 namespace {
@@ -174,49 +170,6 @@ struct CallWithin {
   CallWithin& operator=(const CallWithin&) = delete;
 };
 
-// The decision for a call. A new one is cached only after the check of its first results has passed.
-struct Decided {
-  std::shared_ptr<const Decision> decision;
-  bool made_now = false;
-  CacheKey key;             // of a new decision
-  std::string description;  // of a new decision
-};
-
-void keep(const Inputs& in, const Decided& decided) {
-  if (!decided.made_now) return;
-  strategy_cache(in.mesh.world()).insert(decided.key, decided.decision, decided.description);
-}
-
-// From the cache, or new.
-Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-               c10::ArrayRef<c10::IValue> args) {
-  StrategyCache& cache = strategy_cache(in.mesh.world());
-  CacheKey key = make_key(info, resolved, in, args);
-  auto decision = cache.find(key);
-  if (decision) return {std::move(decision), false, {}, {}};
-  const OpCall call = make_call(info, in, args);
-  LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
-  decision = propagate(call, resolved.rule);
-  std::string description = call.to_string();
-  if (call.context.scope.limits.any())
-    description += c10::str(" within ", call.context.scope.limits.max_bytes, " bytes");
-  cache.check_open(description);
-  return {std::move(decision), true, std::move(key), std::move(description)};
-}
-
-// The same, unless a StepDecider decides the program's calls one by one.
-Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-                    c10::ArrayRef<c10::IValue> args) {
-  StepDecider* decider = calls_within == 1 ? current_dispatch_scope().step_decider : nullptr;
-  if (decider == nullptr) return decide(info, resolved, in, args);
-  Decided usual;
-  auto decision = decider->decide(make_call(info, in, args), resolved.rule, [&] {
-    usual = decide(info, resolved, in, args);
-    return usual.decision;
-  });
-  return decision == usual.decision ? std::move(usual) : Decided{std::move(decision), false, {}, {}};
-}
-
 // Some ranks may have written: nothing derived from these tensors before is valid any more.
 void note_failed_write(const OpInfo& info, const Inputs& in) {
   for (const at::Tensor& t : written_tensors(info, in)) mark_written(*meta_without_sync(t).storage);
@@ -226,7 +179,7 @@ void note_failed_write(const OpInfo& info, const Inputs& in) {
 std::vector<RankTensors> run_decided(const OpInfo& info, const Decided& decided, const Inputs& in,
                                      c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals) {
   auto outputs = run_local(info, *decided.decision, in, args, locals, decided.made_now);
-  keep(in, decided);
+  keep_decision(in, decided);
   report_work(info, *decided.decision, in, args);
   return outputs;
 }
@@ -252,9 +205,9 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
     in.context.gradient_target = leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
   }
 
-  const Decided decided = decide_call(info, resolved, in, args);
+  StepDecider* decider = calls_within == 1 ? current_dispatch_scope().step_decider : nullptr;
+  const Decided decided = decide_call(info, resolved, in, args, decider);
   const std::shared_ptr<const Decision> decision = decided.decision;
-  check_class_shards(info, in, args, *decision);
   if (const at::Tensor result = defer_call(info, decided, in, args, leaf); result.defined()) {
     note_deferred_work();
     torch::jit::drop(stack, info.args.size());
@@ -263,7 +216,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
   std::vector<RankTensors> outputs;
   if (auto computed = run_in_chunks(info, *decision, in, args)) {
     outputs = *std::move(computed);
-    keep(in, decided);
+    keep_decision(in, decided);
   } else {
     const std::vector<RankTensors> locals = move_inputs(info, *decision, in);
     try {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/core/stack.h>
 #include <c10/util/ArrayRef.h>
 
@@ -13,19 +14,12 @@
 
 namespace dtensor::internal {
 
+struct Inputs;  // internal/call_inputs.h
+
 // In the tensor lists that a call reads, replaces sums and averages that are Partial by reduced tensors, if there are
 // several: one reduction for all of a mesh; cached reductions are reused. Communicates, by name of operator and
 // argument.
 void reduce_lists(const OpInfo& info, torch::jit::Stack& stack);
-
-// Whether this is a forward call with keepdim = true on a Partial sum. Its result is most likely combined with `t`, as
-// in a hand-written norm: x - x.mean(-1, true). Then `t` is reduced instead of the result, whatever the order of the
-// statements.
-bool is_likely_used_beside(const OpInfo& info, c10::ArrayRef<c10::IValue> args, const at::Tensor& t);
-
-// The Partial `t`, reduced for that argument of the operator, and cached. Undefined, and nothing done, if it would not
-// be cached.
-at::Tensor reduce_first(const OpInfo& info, size_t arg, const at::Tensor& t);
 
 // Redistributes tensors[k], the argument args[k] of the operator, to the layout to[k]; all are on one mesh. One
 // collective for all, whose results are cached, so that the next call needs none. Differentiable: the gradients come
@@ -33,5 +27,17 @@ at::Tensor reduce_first(const OpInfo& info, size_t arg, const at::Tensor& t);
 // layout.
 std::vector<at::Tensor> gather_for_reuse(const OpInfo& info, c10::ArrayRef<size_t> args, at::TensorList tensors,
                                          c10::ArrayRef<Placements> to);
+
+// Replaces Partial tensors by their cached reduced tensors, so that results computed from them need no reduction of
+// their own. Not for view operators, since views share the cache, nor for written arguments.
+void use_reduced_copies(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inputs& in);
+
+// Replaces parameters of fully_shard() by their gathered copies, and gathers them if they are not: for operators that
+// compute with a parameter and another tensor, as forward and backward do. Not for views, nor for operators that read
+// or write parameters alone, or elementwise tensors of one shape, as optimizers, norms and averages do.
+void use_gathered_parameters(const OpInfo& info, Inputs& in);
+
+// After a call, whose first tensor is `from`: a cast of a parameter of fully_shard() is gathered with its group.
+void note_cast_of_parameter(const OpInfo& info, const at::Tensor& from, c10::ArrayRef<c10::IValue> results);
 
 }  // namespace dtensor::internal

@@ -47,6 +47,8 @@ DeviceMesh bring_to_one_mesh(const OpInfo& info, Inputs& in);  // numbers_of_mes
 // is pointwise on tensors of one shape (an optimizer, an average, a distance from former values) does not count as
 // forward.
 void check_hooks_ran(const OpInfo& info, const Inputs& in);  // check_hooks.cc
+// Whether the call is elementwise on tensors of one shape, as in optimizers and averages.
+bool is_update(const OpInfo& info, const Inputs& in);  // check_hooks.cc
 // Fills in the context from the tensors and the scope, but for the mutable layouts, which gather_inputs() finds, and
 // the gradient target.
 void note_context(const OpInfo& info, Inputs& in);

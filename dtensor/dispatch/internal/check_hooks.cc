@@ -6,7 +6,6 @@
 
 #include "comm/scope.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
-#include "dtensor/dispatch/internal/replaced_inputs.h"
 #include "dtensor/hook_watch.h"
 #include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"

@@ -1,20 +1,150 @@
 #include "dtensor/dispatch/internal/typed_kernels.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/SymIntArrayRef.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <array>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
 
+#include "comm/scope.h"
+#include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/core_fallback.h"
-#include "dtensor/dispatch/internal/direct_call.h"
+#include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/internal/decide_call.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch_key.h"
+#include "dtensor/gradients/gradient_layout.h"
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/storage_cache.h"
+#include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/typed_operators.h"
+#include "propagation/strategy_cache.h"
 
 namespace dtensor::internal {
+
+bool calls_are_decided_otherwise() {
+  if (c10::ThreadLocalDebugInfo::current() == nullptr) return false;
+  const DispatchScope& scope = current_dispatch_scope();
+  return scope.step_decider != nullptr || scope.hints.limits.any();
+}
+
 namespace {
+
+// ------------------------------------------------------------ a call without a stack
+
+bool has_listeners() { return c10::ThreadLocalDebugInfo::current() != nullptr && !current_scope().listeners.empty(); }
+
+// A call that can be computed without a stack: its decision is cached, no input moves, and nothing observes or decides
+// the calls of this thread.
+//
+//   DirectCall call(info, tensors);
+//   if (call.begin()) {
+//     for all arguments, in schema order: call.add(...);
+//     if (call.find_decision()) return call.make_result(locals);
+//   }
+//   // else the boxed kernel
+class DirectCall {
+ public:
+  // `tensors`: all of the call, in schema order. Valid as long as both.
+  DirectCall(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors) : info_(info), tensors_(tensors) {}
+
+  // False: the call needs the boxed kernel. Registers parameters, as gather_inputs() does.
+  bool begin();
+  void add(size_t, const at::Tensor& t) { key_.push_back(spec_of(t)->id()); }
+  void add(size_t i, c10::IntArrayRef ints);
+  void add(size_t i, c10::SymIntArrayRef ints);
+  void add(size_t i, at::OptionalIntArrayRef ints);
+  template <typename T>
+  void add(size_t i, const T& value) {
+    add_value(i, c10::IValue(value));
+  }
+  // False: there is none, and the call needs the boxed kernel. REQUIRES: all arguments were added.
+  bool find_decision();
+
+  // REQUIRES for the others: find_decision() returned true.
+  size_t num_ranks() const { return meta_without_sync(*tensors_[0]).locals.size(); }  // that this process owns
+  Shape result_sizes(size_t r) const { return decision_->outputs[0]->local_shape(static_cast<int64_t>(r)); }
+  at::Tensor make_result(RankTensors locals) const;
+  void note_write() const;  // after the operator wrote to the first tensor, or threw
+
+ private:
+  void add_value(size_t i, const c10::IValue& value);
+  void note_mutable_layout(CallContext& context) const;
+
+  const OpInfo& info_;
+  const c10::ArrayRef<const at::Tensor*> tensors_;
+  const OpInfo::Resolved* resolved_ = nullptr;
+  CacheKey key_;
+  std::shared_ptr<const Decision> decision_;
+};
+
+bool DirectCall::begin() {
+  resolved_ = &info_.resolve();
+  if (info_.handler != nullptr || !resolved_->rule || calls_are_decided_otherwise() || has_listeners()) return false;
+  for (const at::Tensor* t : tensors_) {
+    if (!is_dtensor(*t)) return false;
+  }
+  // Before parameters are registered, which may communicate: an observed rank calls the hook first, too.
+  if (info_.args[0].written && CallHook::watching() != nullptr) return false;
+  for (const at::Tensor* t : tensors_) note_parameter(info_, *t);
+  const DeviceMesh& mesh = spec_of(*tensors_[0])->mesh();
+  for (const at::Tensor* t : tensors_) {
+    const DTensorMeta& meta = meta_without_sync(*t);
+    if (is_special(meta) || meta.storage->module_traits || meta.spec->mesh() != mesh) return false;
+  }
+  CallContext context;
+  if (info_.args[0].written) note_mutable_layout(context);
+  note_context(info_, tensors_, context);
+  if (resolved_->rule->uses_gradient_target && in_backward()) return false;
+  begin_key(key_, info_, *resolved_, context);
+  return true;
+}
+
+void DirectCall::note_mutable_layout(CallContext& context) const {
+  if (!has_mutable_layout(*tensors_[0])) return;
+  for (const at::Tensor* t : tensors_.slice(1)) {
+    if (meta_without_sync(*t).storage == meta_without_sync(*tensors_[0]).storage) return;
+  }
+  context.mutable_layouts.push_back(0);
+}
+
+void DirectCall::add_value(size_t i, const c10::IValue& value) { append_argument(key_, *resolved_, i, value); }
+
+void DirectCall::add(size_t i, c10::IntArrayRef ints) {
+  if (resolved_->value_free[i]) return add_value(i, c10::IValue(ints));
+  append_ints(key_, ints);
+}
+
+void DirectCall::add(size_t i, c10::SymIntArrayRef ints) {
+  const auto known = c10::asIntArrayRefSlowOpt(ints);
+  if (!known) return add_value(i, c10::IValue(ints));
+  add(i, *known);
+}
+
+void DirectCall::add(size_t i, at::OptionalIntArrayRef ints) {
+  if (!ints) return add_value(i, c10::IValue());
+  add(i, *ints);
+}
+
+bool DirectCall::find_decision() {
+  decision_ = strategy_cache(spec_of(*tensors_[0])->mesh().world()).find_direct(key_);
+  return decision_ != nullptr;
+}
+
+at::Tensor DirectCall::make_result(RankTensors locals) const {
+  const at::Tensor& input = *tensors_[0];
+  if (!info_.is_view) return make_result_of(input, decision_->outputs[0], std::move(locals));
+  set_base_of_views(input);
+  return make_view(decision_->outputs[0], std::move(locals), input, input.storage_offset());
+}
+
+void DirectCall::note_write() const { mark_written(*meta_without_sync(*tensors_[0]).storage); }
+
+// ------------------------------------------------------------ the kernels
 
 template <typename T>
 constexpr bool is_tensor = std::is_same_v<std::decay_t<T>, at::Tensor>;
@@ -127,7 +257,7 @@ struct TypedKernel<Op, Result(Args...)> {
       LocalGuard guard;
       for (size_t r = 0; r < direct.num_ranks(); ++r) Op::call(local_of(args, r)...);
     } catch (...) {
-      direct.note_failed_write();
+      direct.note_write();
       throw;
     }
     direct.note_write();

@@ -1,13 +1,23 @@
 // Kernels at kDTensorKey for operators that models call often, each with the operator's own signature: the call of an
-// operator whose decision is cached takes no stack and allocates only its result (direct_call.h says when). All other
-// calls take the boxed kernel, which is the reference: both compute the same, in the same layouts.
+// operator whose decision is cached takes no stack and allocates only its result, if no input moves and nothing
+// observes or decides the calls of the thread. All other calls take the boxed kernel, which is the reference: both
+// compute the same, in the same layouts.
 //
 // tensor/typed_operators.h lists the operators.
 #pragma once
+
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
 
 // Call once per process, after register_fallback().
 void register_typed_kernels();
+
+// Whether a scope of this thread decides its calls one by one, or limits the memory of their redistributions.
+bool calls_are_decided_otherwise();
+// Whether a tensor has what few have: parts to bring up to date, an observer, a layout that is preferred.
+inline bool is_special(const DTensorMeta& meta) {
+  return (int{meta.may_need_sync} | int{meta.hints.any()} | int{meta.storage->observer != nullptr}) != 0;
+}
 
 }  // namespace dtensor::internal

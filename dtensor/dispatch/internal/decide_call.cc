@@ -1,0 +1,190 @@
+#include "dtensor/dispatch/internal/decide_call.h"
+
+#include <c10/core/DefaultDtype.h>
+#include <c10/util/Exception.h>
+
+#include <bit>
+#include <optional>
+
+#include "comm/module_text.h"
+#include "comm/scope.h"
+#include "dtensor/tensor/module_of_call.h"
+#include "dtensor/tensor/representation.h"
+#include "dtensor/tensor/step_decider.h"
+#include "plan/redistribute_plan.h"
+#include "plan/transfer/schedule.h"
+#include "propagation/propagate.h"
+#include "propagation/strategy_cache.h"
+
+namespace dtensor::internal {
+namespace {
+
+// ------------------------------------------------------------ the key
+
+enum Tag : uint64_t { kNone = 1, kBool, kInt, kDouble, kComplex, kString, kDevice, kIntList, kList, kOther };
+
+// Appends the type of `v` and, unless `type_only`, its contents; lists element by element. Of values that cannot be
+// encoded (generators, custom objects) only the type counts.
+void append_static(CacheKey& key, const c10::IValue& v, bool type_only) {
+  if (v.isNone()) {
+    key.push_back(kNone);
+  } else if (v.isBool()) {
+    key.push_back(kBool);
+    if (!type_only) key.push_back(v.toBool());
+  } else if (v.isInt()) {
+    key.push_back(kInt);
+    if (!type_only) key.push_back(static_cast<uint64_t>(v.toInt()));
+  } else if (v.isDouble()) {
+    key.push_back(kDouble);
+    if (!type_only) key.push_back(std::bit_cast<uint64_t>(v.toDouble()));
+  } else if (v.isComplexDouble()) {
+    key.push_back(kComplex);
+    if (!type_only) {
+      key.push_back(std::bit_cast<uint64_t>(v.toComplexDouble().real()));
+      key.push_back(std::bit_cast<uint64_t>(v.toComplexDouble().imag()));
+    }
+  } else if (v.isString()) {
+    key.push_back(kString);
+    if (!type_only) append_text(key, v.toStringRef());
+  } else if (v.isDevice()) {
+    key.push_back(kDevice);
+    if (!type_only)
+      key.push_back(static_cast<uint64_t>(v.toDevice().type()) << 8 | static_cast<uint8_t>(v.toDevice().index()));
+  } else if (v.isIntList()) {
+    key.push_back(kIntList);
+    const auto list = v.toIntList();
+    key.push_back(list.size());
+    if (!type_only) {
+      for (int64_t x : list) key.push_back(static_cast<uint64_t>(x));
+    }
+  } else if (v.isList()) {
+    key.push_back(kList);
+    const auto list = v.toListRef();
+    key.push_back(list.size());
+    for (const auto& x : list) append_static(key, x, type_only);
+  } else {
+    key.push_back(kOther);
+  }
+}
+
+// Appends the class of a number whose value is otherwise irrelevant: whether it is finite, and for a divisor whether it
+// is 0.
+void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
+  NumberClass number = number_class(value);
+  if (number == NumberClass::kZero && !divisor) number = NumberClass::kOrdinary;
+  key.push_back(static_cast<uint64_t>(number));
+}
+
+// The operator, specs, context, and the other arguments as far as decisions depend on them.
+CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
+                  c10::ArrayRef<c10::IValue> args) {
+  CacheKey key;
+  begin_key(key, info, resolved, in.context);
+  for (size_t i = 0; i < args.size(); ++i) {
+    const ArgSlot& slot = in.slots[i];
+    if (slot.kind == ArgSlot::Kind::kStatic) {
+      append_argument(key, resolved, i, args[i]);
+      continue;
+    }
+    if (slot.kind == ArgSlot::Kind::kTensorList) key.push_back(slot.count);
+    for (int k = slot.first; k < slot.first + slot.count; ++k) {
+      key.push_back(in.tensors[k].defined() ? spec_of(in.tensors[k])->id() : 0);
+    }
+  }
+  return key;
+}
+
+// ------------------------------------------------------------ what LossParallel forbids (scopes.h)
+
+bool leaves_shards(const RedistributePlan& plan, int64_t class_dim) {
+  if (plan.is_local()) return false;
+  const Placements &from = plan.from.placements(), &to = plan.to.placements();
+  for (int64_t m = 0; m < plan.from.mesh().ndim(); ++m) {
+    if (plan.from.mesh().size(m) > 1 && from[m].is_sharded_on(class_dim) && to[m] != from[m]) return true;
+  }
+  return false;
+}
+
+// With ScopeHints::keep_class_shards. Error (c10::Error): the decision moves an input with scores, or with their
+// gradient, whose classes (OpRule::class_dim) are sharded, away from these shards.
+void check_class_shards(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args,
+                        const Decision& decision) {
+  if (!in.context.scope.keep_class_shards || !decision.rule->class_dim) return;
+  const OpCall call = make_call(info, in, args);
+  for (size_t k = 0; k < in.tensors.size(); ++k) {
+    const auto& plan = decision.input_plans[k];
+    const auto class_dim = plan ? decision.rule->class_dim(call, static_cast<int>(k)) : std::nullopt;
+    if (!class_dim || !leaves_shards(*plan, *class_dim)) continue;
+    const std::string module = module_of_call(in.tensors);
+    TORCH_CHECK(
+        false, info.name, ": argument '", arg_name(info, in, static_cast<int>(k)),
+        "' would leave its shards of classes, ", plan->tensor.bytes(), " bytes: ", to_string(*layout_change_of(*plan)),
+        module.empty() ? "" : ", " + in_module(module, "in module '", "'"), in_backward() ? ", in backward" : "",
+        ". LossParallel keeps scores and their gradients where they are: shard the classes by Shard, not by "
+        "StridedShard, on mesh dims over which no argument is Partial or sharded along another dim, or redistribute() "
+        "where you mean to.");
+  }
+}
+
+// ------------------------------------------------------------ the decision
+
+// From the cache, or new.
+Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
+               c10::ArrayRef<c10::IValue> args) {
+  StrategyCache& cache = strategy_cache(in.mesh.world());
+  CacheKey key = make_key(info, resolved, in, args);
+  auto decision = cache.find(key);
+  if (decision) return {std::move(decision), false, {}, {}};
+  const OpCall call = make_call(info, in, args);
+  LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
+  decision = propagate(call, resolved.rule);
+  std::string description = call.to_string();
+  if (call.context.scope.limits.any())
+    description += c10::str(" within ", call.context.scope.limits.max_bytes, " bytes");
+  cache.check_open(description);
+  return {std::move(decision), true, std::move(key), std::move(description)};
+}
+
+}  // namespace
+
+void begin_key(CacheKey& key, const OpInfo& info, const OpInfo::Resolved& resolved, const CallContext& context) {
+  key.push_back(reinterpret_cast<uintptr_t>(&info));
+  key.push_back(resolved.generation);
+  key.push_back(
+      static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
+  context.append_to_key(key);
+}
+
+void append_ints(CacheKey& key, c10::ArrayRef<int64_t> ints) {
+  key.push_back(kIntList);
+  key.push_back(ints.size());
+  for (const int64_t x : ints) key.push_back(static_cast<uint64_t>(x));
+}
+
+void append_argument(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, const c10::IValue& value) {
+  append_static(key, value, resolved.value_free[i]);
+  if (resolved.value_free[i]) append_class(key, value, resolved.divisor[i]);
+}
+
+Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
+                    c10::ArrayRef<c10::IValue> args, StepDecider* decider) {
+  Decided decided;
+  if (decider == nullptr) {
+    decided = decide(info, resolved, in, args);
+  } else {
+    auto decision = decider->decide(make_call(info, in, args), resolved.rule, [&] {
+      decided = decide(info, resolved, in, args);
+      return decided.decision;
+    });
+    if (decision != decided.decision) decided = {std::move(decision), false, {}, {}};
+  }
+  check_class_shards(info, in, args, *decided.decision);
+  return decided;
+}
+
+void keep_decision(const Inputs& in, const Decided& decided) {
+  if (!decided.made_now) return;
+  strategy_cache(in.mesh.world()).insert(decided.key, decided.decision, decided.description);
+}
+
+}  // namespace dtensor::internal
