@@ -98,6 +98,14 @@ std::vector<int64_t> cutting_of(const at::Tensor& t, const std::optional<Taken>&
   return cutting_mesh_dims(*spec_of(t), {taken->dim});
 }
 
+// The exchange of an operator along a dim that `cutting` cuts. Null: the operator follows its rule.
+std::shared_ptr<const HaloDecision> decide_exchange(const c10::OperatorHandle& op, const Stack& stack,
+                                                    const std::vector<int64_t>& cutting, const HaloChooser& choose) {
+  if (cutting.empty()) return nullptr;
+  auto decision = decide_halo(op, stack, choose);
+  return decision->plan ? decision : nullptr;
+}
+
 // slice.Tensor(self, dim, start, end, step), select.int(self, dim, index).
 template <bool kSelect>
 void take_part(const c10::OperatorHandle& op, Stack& stack) {
@@ -105,10 +113,8 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = args.tensor("self");
   const auto taken = kSelect ? taken_by_select(args, self.sizes()) : taken_by_slice(args, self.sizes());
   const std::vector<int64_t> cutting = cutting_of(self, taken, taken ? self.size(taken->dim) : 0);
-  if (cutting.empty()) return dispatch_by_rule(op, stack);
-  if (is_leaf_parameter(self)) keep_gradient_layout(self);
-  const SpecPtr& source = spec_of(self);
-  const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
+  const auto decision = decide_exchange(op, stack, cutting, [&](const Decision* rule) -> std::optional<HaloChoice> {
+    const SpecPtr& source = spec_of(self);
     const bool few = kSelect || taken->count <= num_ranks(*source, cutting);
     Placements placements = as_addends(source->placements());
     if (few) placements = whole_along(std::move(placements), cutting);
@@ -117,16 +123,13 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
     if (kSelect) {
       for (Placement& p : placements) {
         if (!p.is_sharded() || p.dim() < taken->dim) continue;
-        if (p.dim() == taken->dim) {  // by a single rank
-          p = Replicate();
-          continue;
-        }
-        p = with_dim(p, p.dim() - 1);
+        p = p.dim() == taken->dim ? Replicate() : with_dim(p, p.dim() - 1);  // a single rank has the index
       }
     }
     return HaloChoice{request, rule->outputs[0]->with_placements(placements)};
   });
-  if (!decision->plan) return dispatch_by_rule(op, stack);
+  if (!decision) return dispatch_by_rule(op, stack);
+  if (is_leaf_parameter(self)) keep_gradient_layout(self);
   at::Tensor view = make_lazy_slice({op, self, decision->result, taken->start * self.stride(taken->dim), cutting,
                                      decision->plan, kSelect ? taken->dim : -1, halo_cause(op, self, "self")});
   return_view(op, stack, std::move(view));
@@ -138,15 +141,15 @@ void slice_backward(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor grad = args.tensor("grad_output");
   const std::vector<int64_t> sizes = args["input_sizes"].toIntVector();
   const auto taken = taken_by_slice(args, sizes);
+  if (args.out().defined()) return dispatch_by_rule(op, stack);
   const std::vector<int64_t> cutting = cutting_of(grad, taken, taken ? sizes[taken->dim] : 0);
-  if (args.out().defined() || cutting.empty()) return dispatch_by_rule(op, stack);
-  const SpecPtr& given = spec_of(grad);
-  const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
+  const auto decision = decide_exchange(op, stack, cutting, [&](const Decision* rule) -> std::optional<HaloChoice> {
+    const SpecPtr& given = spec_of(grad);
     const SpecPtr result = rule->outputs[0]->with_placements(as_addends(given->placements()));
     const HaloDim dim{taken->dim, sliced(sizes[taken->dim], taken->start, taken->count, taken->step), {}};
     return HaloChoice{{result, given, {dim}}, result};
   });
-  if (!decision->plan) return dispatch_by_rule(op, stack);
+  if (!decision) return dispatch_by_rule(op, stack);
   RankTensors locals = add_back_halos(*decision->plan, meta_for_read(grad).locals, halo_cause(op, grad, "grad_output"));
   return_view(op, stack, make_dtensor(decision->result, std::move(locals)));
 }
@@ -165,16 +168,15 @@ void unfold(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
   const auto windows = windows_of(args["dimension"], self.sizes(), args["size"].toInt(), args["step"].toInt());
-  if (!windows || self.numel() == 0) return dispatch_by_rule(op, stack);
   const SpecPtr& source = spec_of(self);
-  const std::vector<int64_t> cutting = cutting_mesh_dims(*source, {windows->dim});
-  if (cutting.empty() || !has_runs_along(*source, {windows->dim})) return dispatch_by_rule(op, stack);
-  if (is_leaf_parameter(self)) keep_gradient_layout(self);
-  const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
+  const bool has_windows = windows && self.numel() > 0 && has_runs_along(*source, {windows->dim});
+  const auto cutting = has_windows ? cutting_mesh_dims(*source, {windows->dim}) : std::vector<int64_t>();
+  const auto decision = decide_exchange(op, stack, cutting, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr result = rule->outputs[0]->with_placements(as_addends(source->placements()));
     return HaloChoice{{source, result, {windows->halo_dim()}}, result};
   });
-  if (!decision->plan) return dispatch_by_rule(op, stack);
+  if (!decision) return dispatch_by_rule(op, stack);
+  if (is_leaf_parameter(self)) keep_gradient_layout(self);
   RankTensors locals = fetch_halos(*decision->plan, meta_for_read(self).locals, 0, halo_cause(op, self, "self"));
   {
     LocalGuard guard;
@@ -197,14 +199,14 @@ void unfold_backward(const c10::OperatorHandle& op, Stack& stack) {
   const SpecPtr& given = spec_of(grad);
   bool last_is_cut = false;  // the elements of a window
   for (const Placement& p : given->placements()) last_is_cut = last_is_cut || p.is_sharded_on(given->ndim() - 1);
-  if (cutting_mesh_dims(*given, {windows->dim}).empty() || !has_runs_along(*given, {windows->dim}) || last_is_cut ||
-      has_nonlinear_partial(given->placements()))
-    return dispatch_by_rule(op, stack);
-  const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
+  const bool has_windows =
+      has_runs_along(*given, {windows->dim}) && !last_is_cut && !has_nonlinear_partial(given->placements());
+  const auto cutting = has_windows ? cutting_mesh_dims(*given, {windows->dim}) : std::vector<int64_t>();
+  const auto decision = decide_exchange(op, stack, cutting, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr result = rule->outputs[0]->with_placements(as_addends(given->placements()));
     return HaloChoice{{result, given, {windows->halo_dim()}}, result};
   });
-  if (!decision->plan) return dispatch_by_rule(op, stack);
+  if (!decision) return dispatch_by_rule(op, stack);
   RankTensors pieces;
   {
     LocalGuard guard;
