@@ -10,6 +10,7 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/largest_part.h"
+#include "plan/redistribute_plan.h"
 
 namespace dtensor::internal {
 namespace {
