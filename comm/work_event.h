@@ -1,6 +1,8 @@
 // One record per operator that has run: how much of the work a rank does.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <cstdint>
 #include <string>
 
@@ -16,6 +18,7 @@ struct WorkEvent {
   // and of one device that would do all. 0 for other operators.
   double flops = 0;
   double whole_flops = 0;
+  c10::ScalarType dtype = c10::ScalarType::Float;  // of the tensors of matrix products
   int64_t bytes = 0;  // that the rank reads and writes; 0 for views, and where it is not known
 };
 

@@ -47,15 +47,18 @@ class StepListener final : public CommListener {
   }
 
   void on_work(const WorkEvent& event) override {
-    const double moving = cost_->traffic(event.bytes);
+    const double moving = cost_->traffic(event.bytes), start = cost_->operator_latency;
     const std::lock_guard lock(mutex_);
     ran_ = true;
+    if (event.flops == 0 && event.bytes == 0) return;  // views
+    ++step_.operators;
+    step_.start_seconds += start;
     step_.flops += event.flops;
     step_.memory_traffic += event.bytes;
     if (event.flops > 0) {
-      step_.product_seconds += std::max(event.flops / cost_->flops_per_second, moving);
+      step_.product_seconds += start + std::max(cost_->products(event.flops, event.dtype), moving);
     } else {
-      step_.operator_seconds += moving;
+      step_.operator_seconds += start + moving;
     }
   }
 
@@ -110,6 +113,7 @@ std::string StepPrediction::to_string() const {
   };
   add("matrix products", absl::StrFormat("%s, %.3g FLOP", seconds_text(product_seconds), flops));
   add("other operators", seconds_text(operator_seconds));
+  if (start_seconds > 0) add("of which to start", absl::StrFormat("%s, x%d", seconds_text(start_seconds), operators));
   for (const PredictedCollectives& row : communication) {
     add(row.name(), absl::StrFormat("%s, x%d, %s, %s", seconds_text(row.seconds), row.count, bytes_text(row.bytes),
                                     row.between_nodes ? "between nodes" : "within a node"));

@@ -5,11 +5,11 @@
 //   step();                                         // the first step makes gradients and optimizer states
 //   std::cout << predict_step(step, mesh.world()).to_string();
 //
-// Times are those of the world's cost model (plan/cost_model.h). A matrix product takes the longer of its arithmetic
-// and its reads and writes; another operator its reads and writes, each input once and each result once; a collective
-// the time at the level of its group, within a node or between nodes. Nothing overlaps, starting an operator takes no
-// time, products of all dtypes are equally fast, and of convolutions over sharded dims and of attention around a ring
-// only the arithmetic counts. The rank is the one with the largest parts. It is taken to run every operator, so that a
+// Times are those of the world's cost model (plan/cost_model.h). A matrix product takes the longer of its arithmetic,
+// at the speed of its dtype, and its reads and writes; another operator its reads and writes, each input once and each
+// result once; both the time to start them besides, but views; a collective the time at the level of its group, within
+// a node or between nodes. Nothing overlaps, and of convolutions over sharded dims and of attention around a ring only
+// the arithmetic counts. The rank is the one with the largest parts. It is taken to run every operator, so that a
 // step of a pipeline, whose stages run on different ranks, has the time and the memory of all stages one after the
 // other: see PipelineSchedule::simulate().
 #pragma once
@@ -37,13 +37,15 @@ struct PredictedCollectives {
 };
 
 struct StepPrediction {
-  double product_seconds = 0;                       // matrix products
-  double operator_seconds = 0;                      // other operators
+  double product_seconds = 0;                       // matrix products, with the time to start them
+  double operator_seconds = 0;                      // other operators, likewise
   std::vector<PredictedCollectives> communication;  // longest first
   double flops = 0;                                 // of matrix products
   int64_t memory_traffic = 0;                       // bytes that operators read and write
   int64_t live_bytes = 0;                           // before the step: parameters, states, gradients that are kept
   int64_t peak_bytes = 0;                           // at most at one time, as World::memory() counts
+  int64_t operators = 0;                            // that a rank starts: those above, views are none
+  double start_seconds = 0;                         // to start them, part of product_seconds and operator_seconds
 
   double communication_seconds() const;
   double seconds() const { return product_seconds + operator_seconds + communication_seconds(); }

@@ -5,18 +5,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <fstream>
 #include <mutex>
-#include <nlohmann/json.hpp>
-#include <sstream>
 #include <utility>
 
 #include "comm/communicator.h"
+#include "plan/cost_json.h"
 
 namespace dtensor {
-namespace {
+using namespace internal;
 
-using Json = nlohmann::ordered_json;
+namespace {
 
 int64_t ceil_log2(int64_t n) {
   int64_t steps = 0;
@@ -24,61 +22,13 @@ int64_t ceil_log2(int64_t n) {
   return steps;
 }
 
-// Reads one JSON object, and rejects unknown fields.
-class Fields {
- public:
-  Fields(const Json& json, std::string where) : json_(json), where_(std::move(where)) {
-    TORCH_CHECK_VALUE(json.is_object(), where_, ": is ", std::string(json.type_name()), ", not an object");
-  }
-
-  void number(const char* field, double& value) {
-    const Json* json = find(field);
-    if (json == nullptr) return;
-    TORCH_CHECK_VALUE(json->is_number() && json->get<double>() > 0 && std::isfinite(json->get<double>()), where_, ": `",
-                      field, "` is ", json->dump(), "; give a number greater than 0");
-    value = json->get<double>();
-  }
-  void number(const char* field, int64_t& value) {
-    const Json* json = find(field);
-    if (json == nullptr) return;
-    TORCH_CHECK_VALUE(json->is_number_integer() && json->get<int64_t>() > 0, where_, ": `", field, "` is ",
-                      json->dump(), "; give a whole number greater than 0");
-    value = json->get<int64_t>();
-  }
-  void boolean(const char* field, bool& value) {
-    const Json* json = find(field);
-    if (json == nullptr) return;
-    TORCH_CHECK_VALUE(json->is_boolean(), where_, ": `", field, "` is ", json->dump(), "; give true or false");
-    value = json->get<bool>();
-  }
-  const Json* find(const char* field) {
-    known_.emplace_back(field);
-    auto it = json_.find(field);
-    return it == json_.end() ? nullptr : &*it;
-  }
-  std::string path(const char* field) const { return where_ + "." + field; }
-
-  // Call after all fields were read.
-  void check_all_known() const {
-    for (auto it = json_.begin(); it != json_.end(); ++it) {
-      TORCH_CHECK_VALUE(std::find(known_.begin(), known_.end(), it.key()) != known_.end(), where_, ": unknown field `",
-                        it.key(), "`; known are ", c10::Join(", ", known_));
-    }
-  }
-
- private:
-  const Json& json_;
-  const std::string where_;
-  std::vector<std::string> known_;
-};
-
-void read_level(const Json& json, const std::string& where, CostModel::Level& level) {
-  Fields collectives(json, where);
+void read_level(const CostJson& json, const std::string& where, CostModel::Level& level) {
+  CostFields collectives(json, where);
   for (int c = 0; c < kNumCollectives; ++c) {
     const std::string name(to_string(static_cast<Collective>(c)));
-    const Json* link = collectives.find(name.c_str());
+    const CostJson* link = collectives.find(name.c_str());
     if (link == nullptr) continue;
-    Fields fields(*link, where + "." + name);
+    CostFields fields(*link, where + "." + name);
     fields.number("latency", level[c].latency);
     fields.number("hop_latency", level[c].hop_latency);
     fields.number("bandwidth", level[c].bandwidth);
@@ -87,8 +37,8 @@ void read_level(const Json& json, const std::string& where, CostModel::Level& le
   collectives.check_all_known();
 }
 
-Json write_level(const CostModel::Level& level) {
-  Json json = Json::object();
+CostJson write_level(const CostModel::Level& level) {
+  CostJson json = CostJson::object();
   for (int c = 0; c < kNumCollectives; ++c) {
     json[std::string(to_string(static_cast<Collective>(c)))] = {
         {"latency", level[c].latency}, {"hop_latency", level[c].hop_latency}, {"bandwidth", level[c].bandwidth}};
@@ -104,6 +54,10 @@ void check_numbers(const CostModel& model) {
   check(model.ranks_per_node > 0, "ranks_per_node", model.ranks_per_node, "greater than 0");
   check(model.copy_bandwidth > 0, "copy_bandwidth", model.copy_bandwidth, "greater than 0");
   check(model.flops_per_second > 0, "flops_per_second", model.flops_per_second, "greater than 0");
+  for (const auto& [dtype, flops] : model.flops_by_dtype)
+    check(flops > 0, c10::str("flops_by_dtype[", c10::toString(dtype), "]"), flops, "greater than 0");
+  check(model.operator_latency >= 0 && std::isfinite(model.operator_latency), "operator_latency",
+        model.operator_latency, "of at least 0");
   for (const auto& [name, level] :
        {std::pair("within_node", &model.within_node), std::pair("between_nodes", &model.between_nodes)}) {
     for (int c = 0; c < kNumCollectives; ++c) {
@@ -152,6 +106,11 @@ double CostModel::collective(Collective kind, int64_t group_size, bool crosses_n
   return link.latency + static_cast<double>(hops) * link.hop_latency + static_cast<double>(bytes) / link.bandwidth;
 }
 
+double CostModel::products(double flops, c10::ScalarType dtype) const {
+  const auto found = flops_by_dtype.find(dtype);
+  return flops / (found == flops_by_dtype.end() ? flops_per_second : found->second);
+}
+
 double CostModel::least(int64_t bytes) const {
   double least_latency = within_node[0].latency;
   double best_bandwidth = within_node[0].bandwidth;
@@ -165,37 +124,37 @@ double CostModel::least(int64_t bytes) const {
 }
 
 CostModel CostModel::load(const std::string& path) {
-  std::ifstream file(path);
-  TORCH_CHECK_VALUE(file.good(), "[cost model] cannot read ", path, "; give the file that `calibrate` wrote");
-  std::stringstream text;
-  text << file.rdbuf();
-  return from_json(text.str(), path);
+  return from_json(read_cost_file(path, "[cost model]", "give the file that `calibrate` wrote"), path);
 }
 
 CostModel CostModel::from_json(const std::string& text, const std::string& name) {
-  Json json;
-  try {
-    json = Json::parse(text);
-  } catch (const Json::exception& e) {
-    TORCH_CHECK_VALUE(false, "[cost model] ", name, " is no JSON: ", e.what());
-  }
+  const CostJson json = parse_cost_json(text, "[cost model] " + name);
   CostModel model;
-  Fields fields(json, "[cost model] " + name);
+  CostFields fields(json, "[cost model] " + name);
   fields.number("ranks_per_node", model.ranks_per_node);
   fields.number("copy_bandwidth", model.copy_bandwidth);
   fields.number("flops_per_second", model.flops_per_second);
+  if (const CostJson* json_flops = fields.find("flops_by_dtype")) {
+    CostFields flops(*json_flops, fields.path("flops_by_dtype"));
+    read_flops_by_dtype(flops, model.flops_by_dtype);
+    flops.check_all_known();
+  }
+  fields.number_or_zero("operator_latency", model.operator_latency);
   fields.boolean("packs", model.packs);
-  if (const Json* level = fields.find("within_node")) read_level(*level, fields.path("within_node"), model.within_node);
-  if (const Json* level = fields.find("between_nodes"))
+  if (const CostJson* level = fields.find("within_node"))
+    read_level(*level, fields.path("within_node"), model.within_node);
+  if (const CostJson* level = fields.find("between_nodes"))
     read_level(*level, fields.path("between_nodes"), model.between_nodes);
   fields.check_all_known();
   return model;
 }
 
 std::string CostModel::to_json() const {
-  const Json json = {{"ranks_per_node", ranks_per_node},        {"copy_bandwidth", copy_bandwidth},
-                     {"flops_per_second", flops_per_second},    {"packs", packs},
-                     {"within_node", write_level(within_node)}, {"between_nodes", write_level(between_nodes)}};
+  const CostJson json = {
+      {"ranks_per_node", ranks_per_node},        {"copy_bandwidth", copy_bandwidth},
+      {"flops_per_second", flops_per_second},    {"flops_by_dtype", write_flops_by_dtype(flops_by_dtype)},
+      {"operator_latency", operator_latency},    {"packs", packs},
+      {"within_node", write_level(within_node)}, {"between_nodes", write_level(between_nodes)}};
   return json.dump(2) + "\n";
 }
 

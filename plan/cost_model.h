@@ -9,9 +9,12 @@
 //   set_cost_model(world, CostModel::load("cluster.json"));   // or DTENSOR_COST_MODEL=cluster.json in the environment
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -44,21 +47,29 @@ struct CostModel {
   Level between_nodes;
   double copy_bandwidth = 1.0e12;  // bytes per second of a local copy or fill
   double flops_per_second = 1e14;  // for a rank's matrix products
-  bool packs = true;               // as Communicator::packs(), used by the built-in models
+  // For products of these dtypes instead: {{at::kFloat, 67e12}, {at::kBFloat16, 989e12}}.
+  std::map<c10::ScalarType, double> flops_by_dtype;
+  // Seconds to start an operator on a rank. predict_step() counts it; decisions do not, as all ways of an operator
+  // start it once.
+  double operator_latency = 0;
+  bool packs = true;  // as Communicator::packs(), used by the built-in models
 
   // `bytes`: received per rank. A group of one costs nothing.
   double collective(Collective kind, int64_t group_size, bool crosses_nodes, int64_t bytes) const;
   double copy(int64_t bytes) const { return static_cast<double>(bytes) / copy_bandwidth; }
   // `bytes`: that operators read and write. A copy of n bytes reads n and writes n.
   double traffic(int64_t bytes) const { return copy(bytes) / 2; }
-  // `flops`: of a rank's matrix products, `bytes`: read and written for them.
-  double work(double flops, int64_t bytes) const { return flops / flops_per_second + copy(bytes); }
+  // `flops`: of a rank's matrix products of tensors of `dtype`.
+  double products(double flops, c10::ScalarType dtype) const;
+  // The same and `bytes` that are read and written for them.
+  double work(double flops, c10::ScalarType dtype, int64_t bytes) const { return products(flops, dtype) + copy(bytes); }
   // A lower bound for collectives that move `bytes` to a rank.
   double least(int64_t bytes) const;
 
   // Reads and writes a JSON file; a missing field has its built-in value.
-  // Errors (c10::Error): the file cannot be read or is not JSON; an unknown field or collective; a number that is not
-  // positive. Each names file and field.
+  // Errors (c10::Error): the file cannot be read or is not JSON; an unknown field, collective or dtype; a number that
+  // is not positive (operator_latency may be 0). Each names file and field. "flops_by_dtype" has PyTorch's names of
+  // dtypes: {"float32": 67e12, "bfloat16": 989e12}.
   static CostModel load(const std::string& path);
   static CostModel from_json(const std::string& text, const std::string& name = "cost model");
   std::string to_json() const;
@@ -70,7 +81,8 @@ struct CostModel {
 // ranks of World::local read each other's memory.
 std::shared_ptr<const CostModel> cost_model(const World& world);
 // Clears the world's cached plans and decisions. No other threads may use the world meanwhile.
-// Error (ValueError): a speed or ranks_per_node that is not positive, a negative latency; the text names it.
+// Error (ValueError): a speed or ranks_per_node that is not positive, a negative or infinite latency; the text names
+// it.
 void set_cost_model(const World& world, const CostModel& model);
 
 }  // namespace dtensor

@@ -47,6 +47,14 @@ struct LocalCall {
 // rank's parts. Two per product that is added to a sum.
 using Flops = std::function<double(const std::vector<Shape>& inputs)>;
 
+// The dtype in which they are computed: that of the first tensor, since those of a product have the same.
+inline c10::ScalarType dtype_of_flops(const OpCall& call) {
+  for (const SpecPtr& input : call.inputs) {
+    if (input) return input->dtype();
+  }
+  return c10::ScalarType::Float;
+}
+
 struct OpRule {
   // Strategies along one mesh dim, best first where costs are equal. All mesh dims combine freely.
   std::function<std::vector<DimStrategy>(const OpCall&, int64_t mesh_dim)> per_dim;

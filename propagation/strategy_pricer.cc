@@ -175,7 +175,7 @@ Picoseconds Pricer::work(const Strategy& s) const {
   for (size_t o = 0; o < s.outputs.size() && o < problem_.metas.tensors.size(); ++o) {
     if (problem_.metas.tensors[o]) bytes += local_bytes(*problem_.metas.tensors[o], s.outputs[o]);
   }
-  return picoseconds(problem_.cost->work(problem_.flops(parts), bytes));
+  return picoseconds(problem_.cost->work(problem_.flops(parts), dtype_of_flops(problem_.functional), bytes));
 }
 
 bool Pricer::begins_to_shard(const Strategy& s, int64_t d) const {

@@ -76,7 +76,7 @@ class Recorder final : public StepDecider, public CommListener {
     std::lock_guard lock(mutex_);
     if (!cost_) return;
     step_.cost.flops += event.flops;
-    step_.cost.seconds += cost_->work(event.flops, 0);
+    step_.cost.seconds += cost_->products(event.flops, event.dtype);
   }
 
   RecordedStep take() {

@@ -95,18 +95,20 @@ void add_flops(WorkEvent& event, const Decision& decision, const Inputs& in, con
   }
   event.flops = flops(parts);
   event.whole_flops = flops(whole);
+  event.dtype = dtype_of_flops(call);
   event.module_path = module_of_call(in.tensors);
 }
 
 }  // namespace
 
-void report_flops(const std::string& op, const std::string& module_path, const DeviceMesh& mesh, double of_rank,
+void report_flops(const std::string& op, const std::string& module_path, const Spec& operand, double of_rank,
                   double of_one) {
   if (current_scope().listeners.empty() || of_one == 0) return;
   WorkEvent event{op, module_path, in_backward()};
-  event.ranks = mesh.size();
+  event.ranks = operand.mesh().size();
   event.flops = of_rank;
   event.whole_flops = of_one;
+  event.dtype = operand.dtype();
   count_and_report(event);
 }
 

@@ -17,8 +17,9 @@ struct Inputs;  // internal/call_inputs.h
 struct OpInfo;  // op_info.h
 
 // Of matrix products whose handler has no rule. `of_rank`: floating-point operations of the rank that does most,
-// `of_one`: of a single device that does all. Nothing is reported if there were none. `op`: "aten::mm".
-void report_flops(const std::string& op, const std::string& module_path, const DeviceMesh& mesh, double of_rank,
+// `of_one`: of a single device that does all. Nothing is reported if there were none. `op`: "aten::mm". `operand`: a
+// tensor of the product, for its mesh and dtype.
+void report_flops(const std::string& op, const std::string& module_path, const Spec& operand, double of_rank,
                   double of_one);
 // Of operators that compute on parts by themselves: `bytes` that the rank with the largest parts reads and writes.
 void report_bytes(const std::string& op, const DeviceMesh& mesh, int64_t bytes);

@@ -77,7 +77,8 @@ class ChunkReports {
                 product = largest_part(plan.product->sizes(), mesh, plan.product->placements());
     of_rank_ = 2 * rows.back() * elements(product);
     whole_ = 2 * plan.rows->sizes().back() * elements(plan.product->sizes());
-    const auto size = static_cast<int64_t>(c10::elementSize(plan.rows->dtype()));
+    event_.dtype = plan.rows->dtype();
+    const auto size = static_cast<int64_t>(c10::elementSize(event_.dtype));
     row_bytes_ = size * (elements(rows) + elements(product));
     matrix_bytes_ = size * rows.back() * product.back();
   }

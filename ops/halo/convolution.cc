@@ -117,7 +117,7 @@ at::Tensor redistributed(const c10::OperatorHandle& op, const at::Tensor& t, con
 
 void report(const c10::OperatorHandle& op, const at::Tensor& weight, const Work& work) {
   const CommCause cause = halo_cause(op, weight, "");
-  report_flops(cause.op, cause.module_path, spec_of(weight)->mesh(), work.of_rank, work.of_one);
+  report_flops(cause.op, cause.module_path, *spec_of(weight), work.of_rank, work.of_one);
 }
 
 const at::Tensor& local_if_defined(const at::Tensor& t, size_t i) {

@@ -68,7 +68,7 @@ double product_seconds(const OpCall& call, const Decision& decision, const CostM
     if (const SpecPtr& s = decision.computed[i])
       parts[i] = largest_part(s->sizes(), s->mesh().shape(), s->placements());
   }
-  return cost.work(flops(parts), 0);
+  return cost.products(flops(parts), dtype_of_flops(call));
 }
 
 // Time of the rule's way: to redistribute the inputs, to compute, and to redistribute the result to the layout that
@@ -89,7 +89,7 @@ DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
     const bool fits = plan && plan->peak_bytes <= call.context.scope.limits.max_bytes;
     const auto cost = cost_model(call.mesh.world());
     const auto pays = [&] {
-      return plan->seconds + choice->more_seconds + cost->work(choice->flops, 0) <=
+      return plan->seconds + choice->more_seconds + cost->products(choice->flops, dtype_of_flops(call)) <=
              rule_seconds(call, *by_rule, choice->result, *cost);
     };
     if (fits && (!by_rule || (by_rule->communicates() && pays()))) {

@@ -95,7 +95,7 @@ void report_work(const c10::OperatorHandle& op, const Spec& spec, int64_t ranks)
     own_batch *= static_cast<double>(part[d]);
     batch *= static_cast<double>(spec.sizes()[d]);
   }
-  report_flops(c10::toString(op.operator_name()), current_scope().module_path, spec.mesh(), own_batch * of_rank,
+  report_flops(c10::toString(op.operator_name()), current_scope().module_path, spec, own_batch * of_rank,
                batch * householder_and_q(m, n));
 }
 

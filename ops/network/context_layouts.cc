@@ -37,7 +37,7 @@ double work_seconds(const RingCall& call, double pairs, int64_t heads) {
   const Shape part = largest_part(call.q->sizes(), call.q->mesh().shape(), call.q->placements());
   const double features = static_cast<double>(call.q->sizes()[3] + call.v->sizes()[3]);
   return cost_model(call.q->mesh().world())
-      ->work(2 * pairs * static_cast<double>(heads * part[kByBatch]) * features, 0);
+      ->products(2 * pairs * static_cast<double>(heads * part[kByBatch]) * features, call.q->dtype());
 }
 
 // Backward does the products 2.5 times.

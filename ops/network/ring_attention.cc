@@ -120,7 +120,7 @@ void report_work(const RingCall& call, bool backward) {
   const double per_pair = 2.0 * static_cast<double>(backward ? 3 * q[3] + 2 * v[3] : q[3] + v[3]);
   const Shape part = largest_part(q, call.q->mesh().shape(), call.q->placements());
   const AttentionPairs pairs = attention_pairs(call);
-  report_flops("ring attention", call.module_path, call.q->mesh(),
+  report_flops("ring attention", call.module_path, *call.q,
                per_pair * pairs.of_rank * static_cast<double>(part[0] * part[1]),
                per_pair * pairs.whole * static_cast<double>(q[0] * q[1]));
 }

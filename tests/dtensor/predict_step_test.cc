@@ -53,6 +53,53 @@ TEST_CASE("predict_step: a product and a reduction take what the cost model says
   CHECK(p.seconds() == Approx(p.product_seconds + p.communication_seconds()));
 }
 
+TEST_CASE("predict_step: products take what their dtype takes", "[dtensor][predict_step]") {
+  const World world = World::abstract(8);
+  CostModel model = round_numbers();
+  model.flops_by_dtype = {{torch::kBFloat16, 4e9}, {torch::kDouble, 1e9}};
+  model.flops_per_second = 2e9;  // the arithmetic takes longer than its reads and writes
+  set_cost_model(world, model);
+  const DeviceMesh mesh(world, {8}, {"dp"});
+  const double flops = 2. * 8 * 32 * 16;
+  const auto product_seconds = [&](torch::Dtype dtype, bool grad) {
+    const Tensor a = zeros({64, 32}, mesh, {Shard(0)}, {.dtype = dtype}).requires_grad_(grad),
+                 b = zeros({32, 16}, mesh, {Replicate()}, {.dtype = dtype});
+    return predict_step(
+               [&] {
+                 const Tensor product = a.mm(b);
+                 if (grad) product.square().sum().backward();
+               },
+               world)
+        .product_seconds;
+  };
+  CHECK(product_seconds(torch::kFloat, false) == Approx(flops / 2e9));
+  CHECK(product_seconds(torch::kBFloat16, false) == Approx(flops / 4e9));
+  CHECK(product_seconds(torch::kDouble, false) == Approx(flops / 1e9));
+  CHECK(product_seconds(torch::kDouble, true) == Approx(2 * flops / 1e9));
+}
+
+TEST_CASE("predict_step: each operator that is no view takes the time to start it", "[dtensor][predict_step]") {
+  const World world = World::abstract(8);
+  CostModel model = round_numbers();
+  const DeviceMesh mesh(world, {8}, {"dp"});
+  const Tensor a = zeros({64, 32}, mesh, {Shard(0)}), b = zeros({32, 64}, mesh, {Replicate()});
+  const auto predict = [&](double latency) {
+    model.operator_latency = latency;
+    set_cost_model(world, model);
+    return predict_step([&] { (a.mm(b).view({-1, 8}) + 1).relu(); }, world);
+  };
+  const StepPrediction without = predict(0), with = predict(0.5);
+  CHECK(with.operators == 3);
+  CHECK(without.operators == 3);
+  CHECK(without.start_seconds == 0);
+  CHECK(with.start_seconds == Approx(3 * 0.5));
+  CHECK(with.product_seconds == Approx(without.product_seconds + 0.5));
+  CHECK(with.operator_seconds == Approx(without.operator_seconds + 2 * 0.5));
+  CHECK(with.seconds() == Approx(without.seconds() + 3 * 0.5));
+  CHECK(without.to_string().find("to start") == std::string::npos);
+  CHECK(with.to_string().find("of which to start 1.50 s, x3") != std::string::npos);
+}
+
 TEST_CASE("predict_step: a group with ranks on two nodes is priced between nodes", "[dtensor][predict_step]") {
   const World world = World::abstract(8);
   set_cost_model(world, round_numbers());

@@ -31,6 +31,9 @@ CostModel unusual() {
   }
   cost.ranks_per_node = 3;
   cost.copy_bandwidth = 1.0 / 7;
+  cost.flops_per_second = 1e12 / 7;
+  cost.flops_by_dtype = {{at::kDouble, 1e12 / 3}, {at::kFloat8_e4m3fn, 1e15 / 3}, {at::kComplexFloat, 5}};
+  cost.operator_latency = 1e-6 / 3;
   cost.packs = false;
   return cost;
 }
@@ -76,6 +79,12 @@ TEST_CASE("errors in a cost model name file and field", "[cost_model]") {
       {R"({"within_node": {"permute": {"bandwidth": 1e400}}})", "cluster.json"},
       {R"({"copy_bandwidth": -2.5})", "`copy_bandwidth` is -2.5"},
       {R"({"flops_per_second": 0})", "`flops_per_second` is 0"},
+      {R"({"flops_by_dtype": 1e14})", "cluster.json.flops_by_dtype: is number"},
+      {R"({"flops_by_dtype": {"float33": 1e14}})",
+       "flops_by_dtype: unknown field `float33`; known are float64, float32"},
+      {R"({"flops_by_dtype": {"float32": -1}})", "cluster.json.flops_by_dtype: `float32` is -1"},
+      {R"({"operator_latency": -1e-6})", "`operator_latency` is -1e-06; give a number of at least 0"},
+      {R"({"operator_latency": "1"})", "`operator_latency` is \"1\""},
       {R"({"ranks_per_node": 0})", "`ranks_per_node` is 0"},
       {R"({"ranks_per_node": 1.5})", "`ranks_per_node` is 1.5"},
       {R"({"packs": 1})", "`packs` is 1"},
@@ -105,6 +114,8 @@ TEST_CASE("a world refuses a cost model whose times are no numbers", "[cost_mode
   refuses([](CostModel& c) { c.flops_per_second = std::nan(""); }, "`flops_per_second` is nan");
   refuses([](CostModel& c) { c.within_node[kPermute].bandwidth = 0; }, "`within_node.permute.bandwidth` is 0");
   refuses([](CostModel& c) { c.between_nodes[kPermute].latency = -1; }, "`between_nodes.permute.latency` is -1");
+  refuses([](CostModel& c) { c.flops_by_dtype[at::kBFloat16] = 0; }, "`flops_by_dtype[BFloat16]` is 0");
+  refuses([](CostModel& c) { c.operator_latency = -1; }, "`operator_latency` is -1; give a number of at least 0");
   CostModel no_latency;
   no_latency.between_nodes[kPermute].latency = no_latency.between_nodes[kPermute].hop_latency = 0;
   set_cost_model(world, no_latency);
@@ -138,7 +149,12 @@ TEST_CASE("cost of collectives", "[cost_model]") {
   cost.copy_bandwidth = 4;
   CHECK(cost.copy(10) == 2.5);
   cost.flops_per_second = 8;
-  CHECK(cost.work(20, 10) == 2.5 + 2.5);
+  cost.flops_by_dtype = {{at::kBFloat16, 40}, {at::kDouble, 2}};
+  CHECK(cost.work(20, at::kFloat, 10) == 2.5 + 2.5);
+  CHECK(cost.work(20, at::kBFloat16, 10) == 0.5 + 2.5);
+  CHECK(cost.products(20, at::kDouble) == 10);
+  cost.operator_latency = 100;
+  CHECK(cost.work(20, at::kFloat, 10) == 2.5 + 2.5);  // all ways of an operator start it once
   for (int c = 0; c < kNumCollectives; ++c) {
     for (bool crosses : {false, true}) {
       for (int64_t bytes : {0, 1, 1000000})

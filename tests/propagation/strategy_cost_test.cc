@@ -275,6 +275,11 @@ TEST_CASE("work that all ranks would do redundantly is part of the price") {
     return Spec::get(mesh, parse_placements(layout).value(), sizes, at::kFloat);
   };
   CHECK(decision(*propagate(make("mm", {on("P"), on("R")}))) == "S(0), R -> S(0); 0: 14336 B");
+  slow.flops_by_dtype[at::kFloat] = 1e14;  // only products of other dtypes are slow
+  set_cost_model(mesh.world(), slow);
+  CHECK(decision(*propagate(make("mm", {on("P"), on("R")}))) == "P(sum), R -> P(sum)");
+  slow.flops_by_dtype = {{at::kDouble, 1e14}};
+  set_cost_model(mesh.world(), slow);
   // With fewer rows than ranks some ranks would have none.
   const SpecPtr few = Spec::get(mesh, {Partial()}, {4, 64}, at::kFloat),
                 one = Spec::get(mesh, {Partial()}, {1, 4}, at::kFloat);

@@ -13,7 +13,12 @@ for collective in all_reduce all_gather reduce_scatter all_to_all broadcast scat
   check "a line for $collective" prints "^$collective +within a node +2,4 +[0-9.]+ +[0-9.]+ .* % at [0-9]+"
 done
 check "a line for copies" prints '^copy: [0-9.]+ GB/s'
-check "a line for matrix products" prints '^matrix products: [0-9.]+ GFLOP/s'
+for dtype in float32 float64 bfloat16 float16; do
+  check "a line for products in $dtype" prints "^matrix products: [0-9.]+ GFLOP/s per rank in $dtype "
+done
+check "a line for starts" prints '^start of an operator: [0-9.]+ us'
+check "the speeds of three dtypes besides float32, and a start" model \
+  'sorted(d["flops_by_dtype"]) == ["bfloat16", "float16", "float64"] and len({d["flops_per_second"], *d["flops_by_dtype"].values()}) == 4 and 0 < d["operator_latency"] < 1e-2'
 check "all numbers are there and positive" model \
   'all(c[k] > 0 for l in ("within_node", "between_nodes") for c in d[l].values() for k in ("latency", "hop_latency", "bandwidth")) and len(d["within_node"]) == 9 and d["copy_bandwidth"] > 0 and 0 < d["flops_per_second"] != 1e14'
 check "ranks of one process read each other's memory" model 'not d["packs"] and d["ranks_per_node"] == 4'

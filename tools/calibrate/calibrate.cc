@@ -1,5 +1,5 @@
-// Measures what collectives, copies and matrix products cost on this machine, and writes it as a cost model for the
-// planner.
+// Measures what collectives, copies, matrix products and starts of operators cost on this machine, and writes it as a
+// cost model for the planner.
 //
 //   ./bazelw run //tools:calibrate -- --ranks 4 --out cost_model.json
 //   DTENSOR_COST_MODEL=cost_model.json my_program
@@ -61,6 +61,6 @@ int run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return run_program("calibrate", "Measures what collectives, copies and matrix products cost here, for the planner.",
-                     argc, argv, run);
+  return run_program("calibrate", "Measures what collectives, copies and operators cost here, for the planner.", argc,
+                     argv, run);
 }

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
 
 #include <algorithm>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "comm/communicator.h"
+#include "dtensor/factories.h"
 #include "tools/calibrate/fit.h"
 #include "tools/flags.h"
 
@@ -132,8 +134,8 @@ void Calibration::wait() const {
   for (int64_t rank : world_.owned_ranks()) at::ones({1}, on(world_.device(rank))).item<float>();
 }
 
-// The median of several calls.
-double Calibration::time(const std::function<void()>& call) const {
+// The median of several times of `calls` calls, per call.
+double Calibration::time(const std::function<void()>& call, int64_t calls) const {
   const double budget = quick_ ? 2e-3 : 20e-3;
   const size_t least = quick_ ? 3 : 5;
   std::vector<double> seconds;
@@ -141,13 +143,13 @@ double Calibration::time(const std::function<void()>& call) const {
   wait();
   for (double spent = 0; seconds.size() < least || (spent < budget && seconds.size() < 1000);) {
     const auto begin = Clock::now();
-    call();
+    for (int64_t i = 0; i < calls; ++i) call();
     wait();
     seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
     spent += seconds.back();
   }
   std::nth_element(seconds.begin(), seconds.begin() + static_cast<int64_t>(seconds.size() / 2), seconds.end());
-  return seconds[seconds.size() / 2];
+  return seconds[seconds.size() / 2] / static_cast<double>(calls);
 }
 
 Trial Calibration::measure(Collective c, const Groups& groups, int64_t bytes) const {
@@ -213,6 +215,7 @@ CostModel Calibration::run() {
 
   measure_copies(model);
   measure_products(model);
+  measure_starts(model);
   return model;
 }
 
@@ -239,24 +242,48 @@ void Calibration::measure_copies(CostModel& model) {
   }
 }
 
-// Every rank multiplies square matrices, as large as those of a model's layers where there is time for it.
-void Calibration::measure_products(CostModel& model) {
-  std::vector<double> rates;
-  for (const int64_t n : quick_ ? std::vector<int64_t>{128, 256} : std::vector<int64_t>{512, 1024, 2048}) {
-    RankTensors factors, products;
-    for (int64_t rank : world_.owned_ranks()) {
-      factors.push_back(at::ones({n, n}, on(world_.device(rank))));
-      products.push_back(at::empty({n, n}, on(world_.device(rank))));
-    }
-    const double seconds = time([&] {
-      for (size_t i = 0; i < factors.size(); ++i) at::mm_out(products[i], factors[i], factors[i]);
-    });
-    rates.push_back(2 * std::pow(static_cast<double>(n), 3) / seconds);
+// FLOP per second and rank, where every rank multiplies square matrices.
+double Calibration::product_rate(int64_t n, c10::ScalarType dtype) const {
+  RankTensors factors, products;
+  for (int64_t rank : world_.owned_ranks()) {
+    factors.push_back(at::ones({n, n}, on(world_.device(rank)).dtype(dtype)));
+    products.push_back(at::empty({n, n}, factors.back().options()));
   }
-  std::sort(rates.begin(), rates.end());
-  model.flops_per_second = rates.back();
-  absl::StrAppendFormat(&table_, "matrix products: %.2f GFLOP/s per rank (from %.2f)\n", rates.back() / 1e9,
-                        rates.front() / 1e9);
+  const double seconds = time([&] {
+    for (size_t i = 0; i < factors.size(); ++i) at::mm_out(products[i], factors[i], factors[i]);
+  });
+  return 2 * std::pow(static_cast<double>(n), 3) / seconds;
+}
+
+// Of float32 for products of any dtype, and of those that models have. Matrices are as large as those of a model's
+// layers where there is time for it: not where a dtype has no fast kernel.
+void Calibration::measure_products(CostModel& model) {
+  const std::vector<int64_t> sizes = quick_ ? std::vector<int64_t>{128, 256} : std::vector<int64_t>{512, 1024, 2048};
+  for (const auto& [name, dtype] : {std::pair("float32", at::kFloat), std::pair("float64", at::kDouble),
+                                    std::pair("bfloat16", at::kBFloat16), std::pair("float16", at::kHalf)}) {
+    std::vector<double> rates;
+    for (const int64_t n : sizes) {
+      const auto ranks = static_cast<double>(world_.owned_ranks().size());
+      constexpr double kLongest = 0.5;  // seconds of a call
+      if (!rates.empty() && ranks * 2 * std::pow(static_cast<double>(n), 3) / rates.back() > kLongest) break;
+      rates.push_back(product_rate(n, dtype));
+    }
+    const auto [least, most] = std::minmax_element(rates.begin(), rates.end());
+    (dtype == at::kFloat ? model.flops_per_second : model.flops_by_dtype[dtype]) = *most;
+    absl::StrAppendFormat(&table_, "matrix products: %.2f GFLOP/s per rank in %s (from %.2f)\n", *most / 1e9, name,
+                          *least / 1e9);
+  }
+}
+
+// Of an operator on a distributed tensor of one element per rank, whose decision is cached. Other times here are of
+// ATen's own calls, without this one.
+void Calibration::measure_starts(CostModel& model) {
+  const DeviceMesh mesh(world_, {world_.size()}, {"all"});
+  const at::Tensor x = zeros({world_.size()}, mesh, {Shard(0)}), y = zeros({world_.size()}, mesh, {Shard(0)});
+  constexpr int64_t kCalls = 100;  // the wait for the devices at their end counts little
+  model.operator_latency = time([&] { x.mul(y); }, kCalls);
+  absl::StrAppendFormat(&table_, "start of an operator: %.2f us on all ranks of this process\n",
+                        model.operator_latency * 1e6);
 }
 
 }  // namespace dtensor::tools

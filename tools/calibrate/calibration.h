@@ -1,7 +1,8 @@
-// Measures collectives, copies and matrix products of a world, and fits a cost model to the times.
+// Measures collectives, copies, matrix products and starts of operators in a world, and fits a cost model to the times.
 //
-// It knows the ranks through Communicator alone. Times are of whole calls: where all groups of a mesh dim are in this
-// process, of all of them together, as in a step of a redistribution.
+// It knows the ranks through Communicator alone, but for starts, which take the library's way to a rank. Times are of
+// whole calls: where all groups of a mesh dim are in this process, of all of them together, as in a step of a
+// redistribution.
 #pragma once
 
 #include <cstdint>
@@ -46,12 +47,14 @@ class Calibration {
  private:
   std::vector<Groups> all_groups() const;
   std::vector<int64_t> byte_counts() const;
-  double time(const std::function<void()>& call) const;
+  double time(const std::function<void()>& call, int64_t calls = 1) const;
+  double product_rate(int64_t n, c10::ScalarType dtype) const;
   void wait() const;
   Trial measure(Collective c, const Groups& groups, int64_t bytes) const;
   void fit_level(const std::vector<Trial>& trials, bool crosses_nodes, CostModel& model);
   void measure_copies(CostModel& model);
   void measure_products(CostModel& model);
+  void measure_starts(CostModel& model);
 
   const World world_;
   const int64_t ranks_per_node_, max_bytes_;
