@@ -48,6 +48,7 @@
 #include "observe/layout_picture.h"
 #include "observe/layout_text.h"
 #include "placement/placement.h"
+#include "plan/known_clusters.h"
 #include "plan/redistribute_plan.h"
 #include "plan/spec.h"
 #include "propagation/strategy_cache.h"
