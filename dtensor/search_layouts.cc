@@ -201,6 +201,8 @@ Json json_of(const LayoutCandidate& c) {
                    {"product_seconds", s.product_seconds},
                    {"operator_seconds", s.operator_seconds},
                    {"communication_seconds", s.communication_seconds()},
+                   {"operators", s.operators},
+                   {"start_seconds", s.start_seconds},
                    {"flops", s.flops},
                    {"memory_traffic", s.memory_traffic},
                    {"live_bytes", s.live_bytes},

@@ -54,6 +54,8 @@ CostJson write_link(const LinkCost& link) {
 CostModel Cluster::cost_model(bool tf32) const {
   TORCH_CHECK_VALUE(!tf32 || tf32_flops > 0, "[cluster] ", name,
                     " has no figure for TF32; call cost_model() without it");
+  TORCH_CHECK_VALUE(flops_by_dtype.count(at::kFloat) == 1, "[cluster] ", name,
+                    ": flops_by_dtype has no figure for float32, which dtypes without one take");
   CostModel model;
   model.ranks_per_node = ranks_per_node;
   model.copy_bandwidth = efficiency.memory * memory_bandwidth / 2;  // a copy reads and writes

@@ -44,7 +44,7 @@ struct Cluster {
 
   // Peaks times efficiency. Products of dtypes without a figure have that of float32. Starting an operator takes no
   // time in it: set operator_latency to what `calibrate` measures on a like machine.
-  // Error (ValueError): `tf32` on a device without it.
+  // Errors (ValueError): `tf32` on a device without it; flops_by_dtype without float32.
   CostModel cost_model(bool tf32 = false) const;
 
   // What cluster_from_json() reads.

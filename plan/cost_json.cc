@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <utility>
 
@@ -111,6 +112,11 @@ void read_flops_by_dtype(CostFields& fields, std::map<c10::ScalarType, double>& 
 
 CostJson write_flops_by_dtype(const std::map<c10::ScalarType, double>& flops) {
   CostJson json = CostJson::object();
+  for (const auto& [dtype, number] : flops) {
+    TORCH_CHECK_VALUE(std::any_of(std::begin(kProductDtypes), std::end(kProductDtypes),
+                                  [d = dtype](const auto& known) { return known.second == d; }),
+                      "[cost_model] flops_by_dtype has ", dtype, ", for which files have no field");
+  }
   for (const auto& [name, dtype] : kProductDtypes) {
     if (const auto found = flops.find(dtype); found != flops.end()) json[name] = found->second;
   }

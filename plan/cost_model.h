@@ -6,7 +6,7 @@
 // as a whole at the level between nodes. The built-in numbers are estimates for GPUs; `calibrate` measures a machine
 // and writes a file:
 //
-//   set_cost_model(world, CostModel::load("cluster.json"));   // or DTENSOR_COST_MODEL=cluster.json in the environment
+//   set_cost_model(world, CostModel::load("cost_model.json"));   // or DTENSOR_COST_MODEL=cost_model.json in the environment
 #pragma once
 
 #include <c10/core/ScalarType.h>

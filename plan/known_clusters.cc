@@ -15,8 +15,7 @@ Cluster eight_gpus(const char* name, const char* sheets) {
   Cluster c;
   c.name = name;
   c.source = std::string(sheets) +
-             " Dense products: half of the figures that are for sparsity. Latencies are not published: those of the "
-             "built-in cost model.";
+             " Products are dense, not sparse ones. Latencies are not published: those of the built-in cost model.";
   c.ranks_per_node = 8;
   c.within_node = {.latency = 6.6e-6, .hop_latency = 0.6e-6};
   c.between_nodes = {.latency = 15e-6, .hop_latency = 2e-6, .bandwidth = 50e9};

@@ -1,6 +1,7 @@
 #include "propagation/call_context.h"
 
 #include <algorithm>
+#include <concepts>
 #include <cstring>
 
 namespace dtensor {
@@ -16,7 +17,10 @@ bool has_number(const Numbers& numbers, size_t input) {
 
 uint64_t number_of(const SpecPtr& spec) { return spec ? spec->id() : 0; }
 uint64_t number_of(const Limits& limits) { return limits.any() ? static_cast<uint64_t>(limits.max_bytes) : 0; }
-uint64_t number_of(int number) { return static_cast<uint64_t>(number); }
+template <std::integral T>
+uint64_t number_of(T number) {
+  return static_cast<uint64_t>(number);
+}
 
 template <typename T>
 bool is_set(const T& hint) {
@@ -45,6 +49,8 @@ void append_hint(CacheKey& key, const T& hint) {
 
 template <typename T>
 bool is_alike(const T&, size_t, size_t) {  // of no input
+  static_assert(
+      !requires(const T& t) { t.empty(); }, "a list of inputs needs a comparison of its own");
   return true;
 }
 template <unsigned kInline>

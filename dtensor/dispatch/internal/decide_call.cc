@@ -141,6 +141,7 @@ Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Input
   std::string description = call.to_string();
   if (call.context.scope.limits.any())
     description += c10::str(" within ", call.context.scope.limits.max_bytes, " bytes");
+  if (call.context.scope.keep_class_shards) description += " in a LossParallel scope";
   cache.check_open(description);
   return {std::move(decision), true, std::move(key), std::move(description)};
 }
