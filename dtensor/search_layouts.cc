@@ -2,9 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-#include <cmath>
 #include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
@@ -13,6 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/analysis/mesh_shapes.h"
+#include "dtensor/analysis/step_difference.h"
 #include "dtensor/analysis/text_table.h"
 #include "mesh/world.h"
 #include "plan/plan_text.h"
@@ -23,21 +23,6 @@ using namespace internal;
 namespace {
 
 constexpr int64_t kExplained = 3;  // candidates that explain() compares with the best
-
-// Appends all ways to write `ranks` as a product of `dims` sizes, in the order of the sizes.
-void append_shapes(int64_t ranks, size_t dims, std::vector<int64_t>& shape, std::vector<std::vector<int64_t>>& shapes) {
-  if (dims == 1) {
-    shapes.push_back(shape);
-    shapes.back().push_back(ranks);
-    return;
-  }
-  for (int64_t size = 1; size <= ranks; ++size) {
-    if (ranks % size != 0) continue;
-    shape.push_back(size);
-    append_shapes(ranks / size, dims - 1, shape, shapes);
-    shape.pop_back();
-  }
-}
 
 // The largest number if the product is larger.
 int64_t product_or_most(int64_t a, int64_t b) {
@@ -89,9 +74,7 @@ struct Arrangement {
 };
 
 std::vector<Arrangement> allowed_arrangements(const SearchLayoutsOptions& options) {
-  std::vector<std::vector<int64_t>> shapes;
-  std::vector<int64_t> shape;
-  append_shapes(options.ranks, options.mesh_dims.size(), shape, shapes);
+  const std::vector<std::vector<int64_t>> shapes = mesh_shapes(options.ranks, options.mesh_dims.size());
   const int64_t of_shape = num_combinations(options),
                 all = product_or_most(static_cast<int64_t>(shapes.size()), of_shape);
   TORCH_CHECK_VALUE(options.allows || all <= options.max_choices, "[search_layouts] there are ", all,
@@ -120,20 +103,13 @@ LayoutCandidate try_arrangement(const std::function<std::function<void()>(const 
   candidate.settings = a.settings;
   const DeviceMesh mesh = make_mesh(a.shape, options);
   if (options.cost_model) set_cost_model(mesh.world(), *options.cost_model);
-  try {
+  candidate.failure = error_of([&] {
     const std::function<void()> step = make_step({mesh, a.settings});
     TORCH_CHECK_VALUE(step, "make_step returned an empty function");
     step();
     candidate.step = predict_step(step, mesh.world());
     candidate.fits = candidate.step.peak_bytes <= options.max_bytes;
-  } catch (const c10::Error& e) {
-    candidate.failure = e.what_without_backtrace();
-  } catch (const std::exception& e) {
-    candidate.failure = e.what();
-    if (candidate.failure.empty()) candidate.failure = "an exception without a text";
-  } catch (...) {
-    candidate.failure = "an exception that is not a std::exception";
-  }
+  });
   return candidate;
 }
 
@@ -141,37 +117,6 @@ auto order_of(const LayoutCandidate& c) {
   const int rank = c.fits ? 0 : c.failure.empty() ? 1 : 2;
   return std::tuple(rank, c.fits ? c.step.seconds() : 0., c.step.peak_bytes);
 }
-
-// Seconds by what they are spent on.
-std::map<std::string, double> terms_of(const StepPrediction& step) {
-  std::map<std::string, double> terms = {{"matrix products", step.product_seconds},
-                                         {"other operators", step.operator_seconds}};
-  for (const PredictedCollectives& c : step.communication) {
-    terms[absl::StrCat(c.name(), c.between_nodes ? " between nodes" : "")] += c.seconds;
-  }
-  return terms;
-}
-
-std::string signed_seconds(double seconds) {
-  return absl::StrCat(seconds < 0 ? "-" : "+", seconds_text(std::abs(seconds)));
-}
-
-// "all_reduce(dp) +1.30 ms, matrix products -0.20 ms": the terms that make up most of the difference.
-std::string difference(const StepPrediction& best, const StepPrediction& other) {
-  std::map<std::string, double> terms = terms_of(other);
-  for (const auto& [name, seconds] : terms_of(best)) terms[name] -= seconds;
-  std::vector<std::pair<std::string, double>> largest(terms.begin(), terms.end());
-  absl::c_stable_sort(largest, [](const auto& a, const auto& b) { return std::abs(a.second) > std::abs(b.second); });
-  const double least = largest.front().second == 0 ? 0 : std::abs(largest.front().second) / 20;
-  std::vector<std::string> parts;
-  for (const auto& [name, seconds] : largest) {
-    if (std::abs(seconds) > least && parts.size() < 4)
-      parts.push_back(absl::StrCat(name, " ", signed_seconds(seconds)));
-  }
-  return parts.empty() ? "the same terms" : absl::StrJoin(parts, ", ");
-}
-
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 using Json = nlohmann::ordered_json;
 
@@ -263,7 +208,7 @@ std::string LayoutSearch::explain(int64_t most) const {
     for (size_t i = 1; i < fitting.size() && static_cast<int64_t>(i) <= kExplained; ++i) {
       absl::StrAppendFormat(&text, "%s takes %s more: %s\n", fitting[i]->name(),
                             seconds_text(fitting[i]->step.seconds() - best.seconds()),
-                            difference(best, fitting[i]->step));
+                            step_difference(best, fitting[i]->step));
     }
   }
   if (!large.empty()) {

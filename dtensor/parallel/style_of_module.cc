@@ -86,6 +86,8 @@ bool is_embedding(const nn::Module& module) {
   return module.as<nn::EmbeddingImpl>() != nullptr || module.as<nn::EmbeddingBagImpl>() != nullptr;
 }
 
+bool has_features(nn::Module& module) { return is_embedding(module) || feature_dims(module).has_value(); }
+
 std::shared_ptr<ModuleStyle> own_style(const nn::Module& module) {
   for (const at::Tensor& t : module.parameters(/*recurse=*/false)) {
     if (!has_style(t)) continue;

@@ -34,6 +34,8 @@ std::shared_ptr<ModuleStyle> present_style(const torch::nn::Module& module, cons
 
 // Or EmbeddingBag.
 bool is_embedding(const torch::nn::Module& module);
+// Whether ColwiseParallel and RowwiseParallel exist for its type.
+bool has_features(torch::nn::Module& module);
 // The defined parameters that belong to `module` itself, not to its submodules.
 std::vector<std::string> own_parameters(const torch::nn::Module& module);
 

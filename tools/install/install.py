@@ -22,7 +22,10 @@ import tempfile
 ROOTS = [
     "dtensor/dtensor.h",
     "checkpoint/hugging_face.h",
+    "dtensor/apply_layouts.h",
     "dtensor/distributed_module.h",
+    "dtensor/search_module_layouts.h",
+    "dtensor/search_module_layouts_options.h",
     "dtensor/verify_rule.h",
     "mesh/memory_meter.h",
     "observe/flight_recorder.h",

@@ -1,0 +1,80 @@
+// Runs a model with layouts of its classes of modules on one imaginary mesh, and predicts its step: what
+// search_module_layouts() tries.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dtensor/apply_layouts.h"
+#include "dtensor/parallel/module_classes.h"
+#include "dtensor/search_module_layouts_options.h"
+
+namespace dtensor::internal {
+
+enum class ClassStyle { kReplicated, kFirst, kSecond };
+constexpr ClassStyle kClassStyles[] = {ClassStyle::kReplicated, ClassStyle::kFirst, ClassStyle::kSecond};
+
+// Layouts of a whole model on one mesh.
+struct ClassStyles {
+  bool groups = false;              // of fully_shard()
+  bool sequence = false;            // activations between modules are sharded by dim 1, not whole
+  std::vector<ClassStyle> classes;  // in the order of ModuleClasses::classes
+};
+
+// Of modules with features: ColwiseParallel, or RowwiseParallel whose result is an activation between modules. Of
+// others: SequenceParallel, which computes on an activation between modules, and gives it whole, or as it is.
+// nullopt: replicated.
+std::optional<ParallelStyle> style_of_class(const ModuleClass& c, ClassStyle style, bool sequence);
+
+// What is tried. The references outlive all uses.
+struct TriedModel {
+  const std::function<ModelWithLoss()>& make;
+  const std::vector<at::Tensor>& inputs;
+  const SearchModuleLayoutsOptions& options;
+  ModuleClasses classes = {};
+  std::vector<bool> has_gradient = {};  // in the order of parameters(): whether a step on one rank makes one
+};
+
+// Sets the last two members. Errors: see search_module_layouts().
+void run_on_one_rank(TriedModel& tried);
+
+struct LayoutTrial {
+  ClassStyles styles;
+  ModuleLayouts layouts;
+  bool fits = false;    // ran, within max_bytes
+  std::string failure;  // the error of its step; "": none
+};
+
+// Those that fit first, fastest first; then those that need more memory, least first; then those that failed.
+bool is_better(const LayoutTrial& a, const LayoutTrial& b);
+
+class LayoutTrials {
+ public:
+  // `mesh`: of an abstract world that no one else uses, the data dim and the tensor dim. `tried` outlives this.
+  LayoutTrials(const TriedModel& tried, DeviceMesh mesh) : tried_(tried), mesh_(std::move(mesh)) {}
+
+  // Runs each choice once, however often it is asked for, and one whose parameters and gradients alone exceed max_bytes
+  // not at all: it does not fit, and its peak is what these take.
+  const LayoutTrial& run(const ClassStyles& styles);
+  // Whether run() has the result already.
+  bool has(const ClassStyles& styles) const;
+
+  const std::map<std::string, LayoutTrial>& done() const { return done_; }  // by what apply_layouts() would do
+  int64_t steps() const { return steps_; }                                  // that were run
+
+ private:
+  ModuleLayouts layouts_of(const ClassStyles& styles) const;
+  void run_step(LayoutTrial& trial);
+
+  const TriedModel& tried_;
+  const DeviceMesh mesh_;
+  std::map<std::string, LayoutTrial> done_;
+  int64_t steps_ = 0;
+};
+
+}  // namespace dtensor::internal

@@ -1,0 +1,47 @@
+#include "dtensor/apply_layouts.h"
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "dtensor/fully_shard.h"
+#include "dtensor/parallel/module_classes.h"
+#include "dtensor/parallelize_module.h"
+
+namespace dtensor {
+using namespace internal;
+
+std::string ModuleLayouts::name() const {
+  std::string text = absl::StrJoin(
+      mesh, " ", [](std::string* out, const auto& dim) { absl::StrAppend(out, dim.first, "=", dim.second); });
+  if (groups.empty()) return text;
+  return absl::StrCat(text, " fully_shard(", patterns_text(groups), ")");
+}
+
+void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const ModuleLayouts& layouts) {
+  TORCH_CHECK_VALUE(layouts.mesh.size() == 2, "[apply_layouts] the layouts have ", layouts.mesh.size(),
+                    " mesh dims, not two: the data dim and the tensor dim");
+  parallelize_module(module, mesh, layouts.styles, {.mesh_dim = layouts.mesh[1].first});
+  std::vector<std::pair<std::string, torch::nn::Module*>> modules;
+  std::vector<std::string> paths;
+  module.apply(
+      [&](const std::string& path, torch::nn::Module& m) {
+        modules.emplace_back(path, &m);
+        paths.push_back(path);
+      },
+      std::string());
+  for (const std::string& pattern : layouts.groups) {
+    const std::vector<std::string> matches = outermost_matches(pattern, paths);
+    TORCH_CHECK_VALUE(!matches.empty(), "[apply_layouts] the pattern '", pattern, "' of a group matches no module");
+    for (const std::string& path : matches) {
+      const auto at = absl::c_find_if(modules, [&](const auto& m) { return m.first == path; });
+      fully_shard(*at->second, mesh, {.mesh_dim = layouts.mesh[0].first});
+    }
+  }
+}
+
+}  // namespace dtensor

@@ -1,0 +1,37 @@
+// Layouts of a whole model on a mesh with a data dim and a tensor dim, as search_module_layouts() finds them or a
+// program writes them.
+//
+//   ModuleLayouts layouts{{{"dp", 16}, {"tp", 4}}, ParallelPlan::load("plan.json"), {"layers.*", ""}};
+//   apply_layouts(*model, mesh, layouts);
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "dtensor/parallel_style.h"
+#include "dtensor/predict_step.h"
+#include "dtensor/search_layouts.h"
+#include "mesh/device_mesh.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace dtensor {
+
+// Layouts of a model with two mesh dims.
+struct ModuleLayouts {
+  NamedNumbers mesh;                // {"dp", 16}, {"tp", 4}: the data dim, the tensor dim
+  ParallelPlan styles;              // over the tensor dim; modules without one are replicated there
+  std::vector<std::string> groups;  // patterns of the modules that fully_shard() is called for; none: replicated
+  StepPrediction step;              // predicted on a mesh of these sizes
+
+  // "dp=16 tp=4 fully_shard(layers.*, rest)"
+  std::string name() const;
+};
+
+// parallelize_module() with the styles over the tensor dim, then fully_shard() over the data dim for each module that a
+// pattern of `groups` matches. Errors: theirs.
+void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const ModuleLayouts& layouts);
+
+}  // namespace dtensor

@@ -1,0 +1,66 @@
+// Finds the layouts of a model that knows nothing of them: tries parallel styles for its modules, fully_shard() for its
+// layers and sizes of the mesh on imaginary ranks, and keeps what predict_step() says is fastest.
+//
+//   const auto make = [&]() -> ModelWithLoss {
+//     auto model = std::make_shared<LlamaImpl>(config);
+//     return {model, [=](const auto& in) { return cross_entropy(model->forward(in[0]), in[1]); }};
+//   };
+//   const auto found = search_module_layouts(make, {ids, targets}, {.ranks = 64, .max_bytes = 80ll << 30});
+//   std::cout << found.explain();
+//   found.best.styles.save("plan.json");                 // for parallelize_module(); or on the cluster, for `mesh`:
+//   apply_layouts(*model, mesh, found.best);
+//
+// Modules at the same place of repeated layers are one class and get one style, so that the search takes as long for 80
+// layers as for 2. Layers are repeated if they have the same type, the same parameters (names, shapes, dtypes) and such
+// submodules, and two or more modules in them have parameters; their names do not matter.
+//
+// Linear layers, convolutions and tables are replicated, ColwiseParallel or RowwiseParallel; other modules with
+// parameters are replicated or SequenceParallel. Activations between them are whole or sharded by dim 1, everywhere
+// alike. All repeated layers and the rest are groups of fully_shard(), or none is. Every choice is improved in one
+// class, then in two of classes that are near each other, until neither helps, from six first choices for each mesh:
+// not proven best, and the same at every call.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dtensor/apply_layouts.h"
+#include "dtensor/parallel_style.h"
+#include "dtensor/search_module_layouts_options.h"
+
+namespace dtensor {
+
+// What the style of one class is good for.
+struct StyleGain {
+  std::vector<std::string> patterns;   // of the modules of the class
+  std::optional<ParallelStyle> style;  // nullopt: replicated
+  double seconds = 0;                  // that a step takes longer if the class alone is replicated
+  std::string reason;                  // the terms that make up most of it; or why it would not run, or not fit
+};
+
+struct ModuleLayoutSearch {
+  ModuleLayouts best;
+  std::vector<ModuleLayouts> alternatives;  // at most three, the fastest others that fit and are predicted otherwise
+  std::vector<StyleGain> gains;             // of all classes, in the order of the model
+  int64_t steps = 0;                        // that were run
+  bool complete = false;                    // no mesh had more choices to try than max_steps allowed
+
+  // The best, a line for each class with what its style saves, and what the alternatives take more time for.
+  std::string explain() const;
+};
+
+// `inputs`: of the whole batch; only their shapes and dtypes count, so they may be on the device "meta". A choice whose
+// step throws is passed over, and one whose parameters and gradients alone exceed max_bytes is not run.
+// Errors (ValueError): an empty function; no model, or one without parameters; ranks < 1; `allows` allows no mesh;
+// max_steps < 1; no choice that was tried fits max_bytes (the text says what the nearest needs) or runs; what making a
+// model, or a step on one rank, throws. Runs on the calling thread.
+ModuleLayoutSearch search_module_layouts(const std::function<ModelWithLoss()>& make,
+                                         const std::vector<at::Tensor>& inputs,
+                                         const SearchModuleLayoutsOptions& options);
+
+}  // namespace dtensor
