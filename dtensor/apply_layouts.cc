@@ -3,7 +3,7 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
-#include <utility>
+#include <map>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
@@ -25,23 +25,24 @@ std::string ModuleLayouts::name() const {
 void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const ModuleLayouts& layouts) {
   TORCH_CHECK_VALUE(layouts.mesh.size() == 2, "[apply_layouts] the layouts have ", layouts.mesh.size(),
                     " mesh dims, not two: the data dim and the tensor dim");
-  parallelize_module(module, mesh, layouts.styles, {.mesh_dim = layouts.mesh[1].first});
-  std::vector<std::pair<std::string, torch::nn::Module*>> modules;
+  std::map<std::string, torch::nn::Module*> modules;
   std::vector<std::string> paths;
   module.apply(
       [&](const std::string& path, torch::nn::Module& m) {
-        modules.emplace_back(path, &m);
+        modules.emplace(path, &m);
         paths.push_back(path);
       },
       std::string());
+  std::vector<torch::nn::Module*> groups;  // a module at several paths once
   for (const std::string& pattern : layouts.groups) {
     const std::vector<std::string> matches = outermost_matches(pattern, paths);
     TORCH_CHECK_VALUE(!matches.empty(), "[apply_layouts] the pattern '", pattern, "' of a group matches no module");
     for (const std::string& path : matches) {
-      const auto at = absl::c_find_if(modules, [&](const auto& m) { return m.first == path; });
-      fully_shard(*at->second, mesh, {.mesh_dim = layouts.mesh[0].first});
+      if (!absl::c_linear_search(groups, modules.at(path))) groups.push_back(modules.at(path));
     }
   }
+  parallelize_module(module, mesh, layouts.styles, {.mesh_dim = layouts.mesh[1].first});
+  for (torch::nn::Module* group : groups) fully_shard(*group, mesh, {.mesh_dim = layouts.mesh[0].first});
 }
 
 }  // namespace dtensor

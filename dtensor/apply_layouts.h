@@ -26,12 +26,14 @@ struct ModuleLayouts {
   std::vector<std::string> groups;  // patterns of the modules that fully_shard() is called for; none: replicated
   StepPrediction step;              // predicted on a mesh of these sizes
 
-  // "dp=16 tp=4 fully_shard(layers.*, rest)"
+  // "dp=16 tp=4 fully_shard(layers.*, the model)"
   std::string name() const;
 };
 
 // parallelize_module() with the styles over the tensor dim, then fully_shard() over the data dim for each module that a
-// pattern of `groups` matches. Errors: theirs.
+// pattern of `groups` matches, once where it is at several paths. The sizes of layouts.mesh do not count, only the
+// names. Errors (ValueError): not two names; a pattern of `groups` that matches nothing, before the module is changed;
+// those of both functions.
 void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const ModuleLayouts& layouts);
 
 }  // namespace dtensor

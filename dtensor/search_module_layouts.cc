@@ -134,8 +134,7 @@ void check_best(const LayoutTrial& best, int64_t max_bytes) {
   TORCH_CHECK_VALUE(best.failure.empty(), "[search_module_layouts] every choice failed; ", best.layouts.name(), ": ",
                     best.failure);
   TORCH_CHECK_VALUE(best.fits, "[search_module_layouts] no choice that was tried fits: ", best.layouts.name(),
-                    " needs least, ", bytes_text(best.layouts.step.peak_bytes), " of ", bytes_text(max_bytes), ", ",
-                    bytes_text(best.layouts.step.peak_bytes - max_bytes), " more than there are");
+                    " needs least, ", best.memory_text(), " of ", bytes_text(max_bytes));
 }
 
 bool predicted_alike(const LayoutTrial& a, const LayoutTrial& b) {
@@ -175,7 +174,7 @@ std::vector<StyleGain> gains_of(const LayoutTrial& best, const ModuleClasses& cl
       if (!other.failure.empty()) {
         gain.reason = absl::StrCat("replicated it fails: ", first_line(other.failure));
       } else if (!other.fits) {
-        gain.reason = absl::StrCat("replicated it needs ", bytes_text(other.layouts.step.peak_bytes));
+        gain.reason = absl::StrCat("replicated it needs ", other.memory_text());
       } else {
         gain.seconds = other.layouts.step.seconds() - best.layouts.step.seconds();
         gain.reason = step_difference(best.layouts.step, other.layouts.step);
@@ -259,10 +258,17 @@ ModuleLayoutSearch search_module_layouts(const std::function<ModelWithLoss()>& m
     if (found != nullptr && (best == nullptr || is_better(*found, *best))) best = found, of_best = &trials;
   }
   check_best(*best, options.max_bytes);
+  const int64_t before = of_best->steps();
+  for (const LayoutTrial* better = best; better != nullptr;) {  // after max_steps, replicating a class may be better
+    best = better;
+    result.gains = gains_of(*best, tried.classes, *of_best);
+    better = nullptr;
+    for (const auto& [key, trial] : of_best->done()) {
+      if (is_better(trial, better != nullptr ? *better : *best)) better = &trial;
+    }
+  }
   result.best = best->layouts;
   result.alternatives = alternatives_to(*best, all);
-  const int64_t before = of_best->steps();
-  result.gains = gains_of(*best, tried.classes, *of_best);
   result.steps += of_best->steps() - before;
   return result;
 }

@@ -17,8 +17,8 @@
 // Linear layers, convolutions and tables are replicated, ColwiseParallel or RowwiseParallel; other modules with
 // parameters are replicated or SequenceParallel. Activations between them are whole or sharded by dim 1, everywhere
 // alike. All repeated layers and the rest are groups of fully_shard(), or none is. Every choice is improved in one
-// class, then in two of classes that are near each other, until neither helps, from six first choices for each mesh:
-// not proven best, and the same at every call.
+// class, then in two of classes that are near each other, until neither helps, from at most six first choices for each
+// mesh: not proven best, and the same at every call.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -5,6 +5,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
+#include <set>
 #include <tuple>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,7 @@
 #include "dtensor/tensor/representation.h"
 #include "mesh/memory_meter.h"
 #include "mesh/world.h"
+#include "plan/plan_text.h"
 
 namespace dtensor::internal {
 namespace {
@@ -50,8 +52,10 @@ class TrialStep {
   int64_t least_bytes(const std::vector<bool>& has_gradient) const {
     int64_t bytes = mesh_.world().memory().live_bytes();
     const std::vector<at::Tensor> parameters = made_.model->parameters();
+    std::set<const c10::TensorImpl*> counted;  // parameters() lists a module at two paths twice
     for (size_t i = 0; i < parameters.size() && i < has_gradient.size(); ++i) {
-      if (has_gradient[i]) bytes += spec_of(parameters[i])->max_local_bytes();
+      if (has_gradient[i] && counted.insert(parameters[i].unsafeGetTensorImpl()).second)
+        bytes += spec_of(parameters[i])->max_local_bytes();
     }
     return bytes;
   }
@@ -66,8 +70,8 @@ class TrialStep {
 };
 
 auto order_of(const LayoutTrial& t) {
-  const int rank = t.fits ? 0 : t.failure.empty() ? 1 : 2;
-  return std::tuple(rank, t.fits ? t.layouts.step.seconds() : 0., rank < 2 ? t.layouts.step.peak_bytes : 0);
+  const int rank = t.fits ? 0 : t.ran ? 1 : t.failure.empty() ? 2 : 3;
+  return std::tuple(rank, t.fits ? t.layouts.step.seconds() : 0., rank < 3 ? t.layouts.step.peak_bytes : 0);
 }
 
 std::string key_of(const ModuleLayouts& layouts) {
@@ -96,6 +100,10 @@ void run_on_one_rank(TriedModel& tried) {
                     ", has no parameters, so that there are no layouts to choose");
   step.run();
   for (const at::Tensor& p : step.model().parameters()) tried.has_gradient.push_back(p.grad().defined());
+}
+
+std::string LayoutTrial::memory_text() const {
+  return absl::StrCat(ran ? "" : "at least ", bytes_text(layouts.step.peak_bytes));
 }
 
 bool is_better(const LayoutTrial& a, const LayoutTrial& b) { return order_of(a) < order_of(b); }
@@ -138,6 +146,7 @@ void LayoutTrials::run_step(LayoutTrial& trial) {
     ++steps_;
     if (tried_.options.optimizer) step.run();  // makes its states
     predicted = predict_step([&] { step.run(); }, world);
+    trial.ran = true;
     trial.fits = predicted.peak_bytes <= tried_.options.max_bytes;
   });
 }

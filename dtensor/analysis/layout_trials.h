@@ -46,11 +46,15 @@ void run_on_one_rank(TriedModel& tried);
 struct LayoutTrial {
   ClassStyles styles;
   ModuleLayouts layouts;
+  bool ran = false;     // false: it failed, or was not run, and layouts.step has only a lower bound of its memory
   bool fits = false;    // ran, within max_bytes
   std::string failure;  // the error of its step; "": none
+
+  std::string memory_text() const;  // "3.00 GiB", "at least 3.00 GiB"
 };
 
-// Those that fit first, fastest first; then those that need more memory, least first; then those that failed.
+// Those that fit first, fastest first; then those that ran and need more memory, least first; then those that were not
+// run, the least bound first; then those that failed.
 bool is_better(const LayoutTrial& a, const LayoutTrial& b);
 
 class LayoutTrials {

@@ -63,7 +63,10 @@ class ModuleTree {
                std::optional<size_t> parent) {
     paths_.push_back(path);
     const auto seen = structure_of_.find(&module);
-    if (seen != structure_of_.end()) return seen->second;
+    if (seen != structure_of_.end()) {
+      for (const auto& other : module.named_modules(path, /*include_self=*/false)) paths_.push_back(other.key());
+      return seen->second;
+    }
     const size_t self = nodes_.size();
     nodes_.push_back({path, name, &module, parent});
     std::string text = typeid(module).name();

@@ -427,7 +427,7 @@ TEST_CASE("module_classes: places of repeated layers, whatever their names", "[d
   nn::Sequential blocks{testing::Mlp(), testing::Mlp()};
   CHECK(internal::module_classes(*blocks).groups == std::vector<std::string>{"*"});
   blocks->push_back(blocks->ptr<testing::MlpImpl>(0));  // one module at two paths
-  CHECK(patterns_in(*blocks) == std::vector<std::vector<std::string>>{{"*.up"}, {"*.down"}});
+  CHECK(patterns_in(*blocks) == std::vector<std::vector<std::string>>{{"0.up", "1.up"}, {"0.down", "1.down"}});
 
   nn::Sequential none{nn::ReLU(), nn::Tanh()};
   CHECK(patterns_in(*none).empty());
