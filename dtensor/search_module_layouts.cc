@@ -133,8 +133,8 @@ std::vector<DeviceMesh> allowed_meshes(const SearchModuleLayoutsOptions& o) {
 void check_best(const LayoutTrial& best, int64_t max_bytes) {
   TORCH_CHECK_VALUE(best.failure.empty(), "[search_module_layouts] every choice failed; ", best.layouts.name(), ": ",
                     best.failure);
-  TORCH_CHECK_VALUE(best.fits, "[search_module_layouts] no choice that was tried fits: ", best.layouts.name(),
-                    " needs least, ", best.memory_text(), " of ", bytes_text(max_bytes));
+  TORCH_CHECK_VALUE(best.fits, "[search_module_layouts] no choice that was tried fits within ", bytes_text(max_bytes),
+                    "; the nearest is ", best.layouts.name(), ", which needs ", best.memory_text());
 }
 
 bool predicted_alike(const LayoutTrial& a, const LayoutTrial& b) {
