@@ -9,4 +9,6 @@ std::string message_of(const std::exception& error) {
   return ours == nullptr ? error.what() : ours->what_without_backtrace();
 }
 
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
 }  // namespace dtensor::internal

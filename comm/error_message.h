@@ -8,4 +8,6 @@ namespace dtensor::internal {
 
 std::string message_of(const std::exception& error);
 
+std::string first_line(const std::string& text);
+
 }  // namespace dtensor::internal

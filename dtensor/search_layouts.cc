@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "comm/error_message.h"
 #include "dtensor/analysis/mesh_shapes.h"
 #include "dtensor/analysis/step_difference.h"
 #include "dtensor/analysis/text_table.h"

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "comm/error_message.h"
 #include "dtensor/analysis/layout_trials.h"
 #include "dtensor/analysis/mesh_shapes.h"
 #include "dtensor/analysis/step_difference.h"
@@ -57,7 +58,7 @@ class ChoicesOfMesh {
  private:
   // Null: it was not run before, and no more steps may be run.
   const LayoutTrial* run(const ClassStyles& styles) {
-    if (trials_.has(styles)) return &trials_.run(styles);
+    if (const LayoutTrial* known = trials_.find(styles)) return known;
     if (stop_()) return nullptr;
     const LayoutTrial& trial = trials_.run(styles);
     ran_(trial);

@@ -123,7 +123,10 @@ ModuleLayouts LayoutTrials::layouts_of(const ClassStyles& styles) const {
   return layouts;
 }
 
-bool LayoutTrials::has(const ClassStyles& styles) const { return done_.count(key_of(layouts_of(styles))) == 1; }
+const LayoutTrial* LayoutTrials::find(const ClassStyles& styles) const {
+  const auto found = done_.find(key_of(layouts_of(styles)));
+  return found == done_.end() ? nullptr : &found->second;
+}
 
 const LayoutTrial& LayoutTrials::run(const ClassStyles& styles) {
   ModuleLayouts layouts = layouts_of(styles);

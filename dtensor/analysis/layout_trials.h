@@ -65,8 +65,8 @@ class LayoutTrials {
   // Runs each choice once, however often it is asked for, and one whose parameters and gradients alone exceed max_bytes
   // not at all: it does not fit, and its peak is what these take.
   const LayoutTrial& run(const ClassStyles& styles);
-  // Whether run() has the result already.
-  bool has(const ClassStyles& styles) const;
+  // The result of run(), if it has that already; else null.
+  const LayoutTrial* find(const ClassStyles& styles) const;
 
   const std::map<std::string, LayoutTrial>& done() const { return done_; }  // by what apply_layouts() would do
   int64_t steps() const { return steps_; }                                  // that were run

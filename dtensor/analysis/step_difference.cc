@@ -1,8 +1,7 @@
 #include "dtensor/analysis/step_difference.h"
 
-#include <c10/util/Exception.h>
-
 #include <cmath>
+#include <exception>
 #include <map>
 #include <utility>
 #include <vector>
@@ -10,6 +9,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "comm/error_message.h"
 #include "plan/plan_text.h"
 
 namespace dtensor::internal {
@@ -50,16 +50,12 @@ std::string error_of(const std::function<void()>& run) {
   try {
     run();
     return "";
-  } catch (const c10::Error& e) {
-    error = e.what_without_backtrace();
   } catch (const std::exception& e) {
-    error = e.what();
+    error = message_of(e);
   } catch (...) {
     return "an exception that is not a std::exception";
   }
   return error.empty() ? "an exception without a text" : error;
 }
-
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 }  // namespace dtensor::internal

@@ -14,6 +14,4 @@ std::string step_difference(const StepPrediction& best, const StepPrediction& ot
 // The error that `run` throws, whatever it is; "": none.
 std::string error_of(const std::function<void()>& run);
 
-std::string first_line(const std::string& text);
-
 }  // namespace dtensor::internal

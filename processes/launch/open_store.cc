@@ -39,7 +39,6 @@ constexpr Milliseconds kRetry{50};
 
 std::string in_seconds(Milliseconds t) { return absl::StrCat(static_cast<double>(t.count()) / 1000, " s"); }
 std::string errno_text(int error) { return std::strerror(error); }
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 // "the store tcp://10.0.0.7:29500 (from MASTER_ADDR and MASTER_PORT)"
 std::string name_of(const JobPlace& place) {

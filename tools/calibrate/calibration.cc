@@ -275,11 +275,10 @@ void Calibration::measure_products(CostModel& model) {
   }
 }
 
-// Of an operator on a distributed tensor of one element per rank, whose decision is cached. Other times here are of
-// ATen's own calls, without this one.
+// Of an operator on a distributed tensor of one element, whose decision is cached, on one rank: several of a process
+// start one after the other. Other times here are of ATen's own calls, without this one.
 void Calibration::measure_starts(CostModel& model) {
-  const DeviceMesh mesh(World::local({world_.device(world_.owned_ranks().front())}), {1},
-                        {"all"});  // several would start one after the other
+  const DeviceMesh mesh(World::local({world_.device(world_.owned_ranks().front())}), {1}, {"all"});
   const at::Tensor x = zeros({1}, mesh, {Shard(0)}), y = zeros({1}, mesh, {Shard(0)});
   constexpr int64_t kCalls = 100;  // the wait for the devices at their end counts little
   model.operator_latency = time([&] { x.mul(y); }, kCalls);
