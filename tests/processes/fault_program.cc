@@ -20,6 +20,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <string>
 #include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -55,6 +56,11 @@ int listen_at_a_port() {
   return 0;
 }
 
+// Also says when, in seconds since 1970: how soon a job ends is counted from here.
+void say_fault_fires(const std::string& fault) {
+  std::fprintf(stderr, "fault fires: %s, at %lld\n", fault.c_str(), static_cast<long long>(std::time(nullptr)));
+}
+
 // What FAULT_STORE says is done to the file at which the ranks meet, when the fault fires: "remove" it, or "lock" it
 // until this process ends.
 void spoil_store() {
@@ -78,13 +84,13 @@ void end_while_connecting(int signal, int64_t rank, int64_t ranks) {
     if (r != rank) store->wait({here(r)});
   }
   store->set(here(rank), std::vector<uint8_t>{'0', ',', '1', ',', '2', ',', '3'});
-  std::fprintf(stderr, "fault fires: %s\n", signal == SIGKILL ? "connect_kill" : "connect_stop");
+  say_fault_fires(signal == SIGKILL ? "connect_kill" : "connect_stop");
   ::kill(::getpid(), signal);
 }
 
 // The mesh is 2 x 2, or its dim has another name.
 int use_other_mesh(const World& job, bool shape) {
-  std::fprintf(stderr, "fault fires: %s\n", shape ? "mesh_shape" : "mesh_name");
+  say_fault_fires(shape ? "mesh_shape" : "mesh_name");
   const DeviceMesh mesh = shape ? DeviceMesh(job, {2, 2}, {"dp", "tp"}) : DeviceMesh(job, {4}, {"dp"});
   const Placements from(static_cast<size_t>(mesh.ndim()), Partial());
   const Placements to(static_cast<size_t>(mesh.ndim()), Replicate());
@@ -97,7 +103,7 @@ int run(const std::string& word, int64_t faulty_rank, int64_t call, int64_t step
   const bool faulty = job.owned_ranks()[0] == faulty_rank;
   const auto say = [&] {
     spoil_store();
-    std::fprintf(stderr, "fault fires: %s\n", word.c_str());
+    say_fault_fires(word);
   };
   Fault fault;
   fault.call = call;
