@@ -12,6 +12,7 @@ Existing files of these names are replaced, each at once.
 """
 
 import argparse
+import glob
 import os
 import re
 import subprocess
@@ -109,8 +110,12 @@ def bundled(library):
     libraries = re.findall(r"(libabsl_\S+) => (/\S+)", found)
     files = {f"lib/{name}": path for name, path in libraries}
     if files:
+        # libabsl20220623 in Debian 12, libabsl20220623t64 where time_t has 64 bits on every machine (Ubuntu 24.04, Debian 13).
         package = "libabsl" + libraries[0][0].rpartition(".")[2]
-        files["share/doc/dtensor/abseil.copyright"] = f"/usr/share/doc/{package}/copyright"
+        licences = glob.glob(f"/usr/share/doc/{package}*/copyright")
+        if not licences:
+            sys.exit(f"install: no /usr/share/doc/{package}*/copyright: the licence of {libraries[0][1]} goes into the archive")
+        files["share/doc/dtensor/abseil.copyright"] = licences[0]
         files["share/doc/dtensor/Apache-2.0"] = "/usr/share/common-licenses/Apache-2.0"
     return files
 
