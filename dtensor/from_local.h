@@ -23,14 +23,14 @@ struct FromLocalOptions {
   // Global shape. Unset: computed from the local sizes, which must then follow the chunk rule. Without run_check other
   // processes' parts are assumed to be as large as this one's; so set it where they are uneven, and in an abstract
   // world.
-  std::optional<std::vector<int64_t>> shape;
+  std::optional<std::vector<int64_t>> shape = std::nullopt;
   // Compare the arguments of all ranks, those of other processes by one all_gather of 4 KiB: placements and global
   // shape are the same, dtypes and numbers of dims are equal, every part has the shape that the chunk rule gives it,
   // and replicas are equal bit for bit (nothing is sent to make them so). Then the global shape is that of all parts,
   // also where they are uneven. All processes must set it, or none.
   bool run_check = false;
   // Layout in which the gradient comes back. Unset: the same, with Partial as Replicate.
-  std::optional<Placements> grad_placements;
+  std::optional<Placements> grad_placements = std::nullopt;
   // Global strides. Unset: as in the local tensors, if this process has all of them and they agree, as parts of a
   // transposed tensor do; else row-major. Every process must pass the same.
   std::optional<std::vector<int64_t>> strides = std::nullopt;

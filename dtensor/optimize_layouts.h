@@ -32,7 +32,7 @@ struct OptimizeLayoutsOptions {
   int64_t max_trials = 1000;
   int64_t max_bytes = std::numeric_limits<int64_t>::max();  // alive at once on a rank, as World::memory() counts
   // Called after every trial with the number of trials, and the least seconds so far.
-  std::function<void(int64_t trials, double seconds)> progress;
+  std::function<void(int64_t trials, double seconds)> progress = nullptr;
 };
 
 // Errors: what `step` throws in its first run; a step without distributed tensors (ValueError). In later runs, whose
