@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "dtensor/parallel_style.h"
-#include "dtensor/predict_step.h"
 #include "dtensor/search_layouts.h"
+#include "dtensor/step_prediction.h"
 #include "mesh/device_mesh.h"
 
 namespace torch::nn {

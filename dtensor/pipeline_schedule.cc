@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "observe/svg.h"
 
 namespace dtensor {
 namespace {
@@ -236,15 +237,12 @@ std::string PipelineTimeline::to_svg() const {
       kWidth, kRow * static_cast<double>(ranks.size()) + 4);
   for (size_t r = 0; r < ranks.size(); ++r) {
     const double top = kRow * static_cast<double>(r) + 2;
-    absl::StrAppendFormat(&svg, "<text x=\"2\" y=\"%.1f\">rank %d</text>\n", top + 17, r);
+    svg += svg_text(2, top + 17, absl::StrCat("rank ", r), "");
     for (const Span& span : ranks[r]) {
       const double left = kLeft + span.begin * scale, width = (span.end - span.begin) * scale;
-      absl::StrAppendFormat(&svg,
-                            "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" fill=\"%s\" stroke=\"white\">"
-                            "<title>%s</title></rect>\n",
-                            left, top, width, kRow - 4, look_of(span.action.kind).colour, action_text(span.action));
-      absl::StrAppendFormat(&svg, "<text x=\"%.1f\" y=\"%.1f\">%d</text>\n", left + 3, top + 16,
-                            span.action.micro_batch);
+      const std::string fill = absl::StrCat("fill=\"", look_of(span.action.kind).colour, "\" stroke=\"white\"");
+      svg += svg_rect(left, top, width, kRow - 4, fill, action_text(span.action));
+      svg += svg_text(left + 3, top + 16, absl::StrCat(span.action.micro_batch), "");
     }
   }
   return svg + "</svg>\n";

@@ -6,17 +6,15 @@
 #include <memory>
 #include <mutex>
 #include <tuple>
+#include <utility>
 
 #include "absl/algorithm/container.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "comm/comm_call.h"
 #include "comm/scope.h"
 #include "comm/work_event.h"
 #include "dtensor/analysis/group_level.h"
 #include "mesh/memory_meter.h"
 #include "plan/cost_model.h"
-#include "plan/plan_text.h"
 
 namespace dtensor {
 using namespace internal;
@@ -28,7 +26,9 @@ auto kind_of(const PredictedCollectives& c) { return std::tie(c.collective, c.me
 // Backward runs on threads of its own, one at a time.
 class StepListener final : public CommListener {
  public:
-  explicit StepListener(const World& world) : cost_(cost_model(world)) {}
+  // `spans`: also in order, with the memory meanwhile; null: not.
+  StepListener(const World& world, std::vector<StepSpan>* spans)
+      : cost_(cost_model(world)), meter_(world.memory()), spans_(spans) {}
 
   void on_comm(const CommEvent&, bool) override {}
 
@@ -44,6 +44,7 @@ class StepListener final : public CommListener {
     ++found->count;
     found->bytes += event.bytes;
     found->seconds += row.seconds;
+    add_span(StepSpan::Kind::kCollective, row.name(), event.cause.module_path, event.backward, row.seconds);
   }
 
   void on_work(const WorkEvent& event) override {
@@ -55,26 +56,40 @@ class StepListener final : public CommListener {
     step_.start_seconds += start;
     step_.flops += event.flops;
     step_.memory_traffic += event.bytes;
-    if (event.flops > 0) {
-      step_.product_seconds += start + std::max(cost_->products(event.flops, event.dtype), moving);
-    } else {
-      step_.operator_seconds += start + moving;
-    }
+    const bool product = event.flops > 0;
+    const double seconds = start + (product ? std::max(cost_->products(event.flops, event.dtype), moving) : moving);
+    (product ? step_.product_seconds : step_.operator_seconds) += seconds;
+    add_span(product ? StepSpan::Kind::kProduct : StepSpan::Kind::kOperator, event.op, event.module_path,
+             event.backward, seconds);
   }
 
   // False: no operator ran.
   bool take(StepPrediction& step) {
     const std::lock_guard lock(mutex_);
     step = std::move(step_);
+    step.peak_bytes = std::max(peak_bytes_, meter_.peak_bytes());
     absl::c_stable_sort(step.communication, [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
     return ran_;
   }
 
  private:
+  void add_span(StepSpan::Kind kind, const std::string& name, const std::string& module_path, bool backward,
+                double seconds) {
+    if (spans_ == nullptr) return;
+    const double begin = spans_->empty() ? 0 : spans_->back().end;
+    const int64_t most = meter_.peak_bytes();
+    meter_.reset_peak();
+    peak_bytes_ = std::max(peak_bytes_, most);
+    spans_->push_back({kind, name, module_path, backward, begin, begin + seconds, most});
+  }
+
   const std::shared_ptr<const CostModel> cost_;
+  MemoryMeter& meter_;
+  std::vector<StepSpan>* const spans_;
   std::mutex mutex_;
-  StepPrediction step_;  // guarded by mutex_
-  bool ran_ = false;     // likewise
+  StepPrediction step_;     // guarded by mutex_
+  bool ran_ = false;        // likewise
+  int64_t peak_bytes_ = 0;  // of the spans; likewise
 };
 
 // Measures a peak of its own. The meter's user finds the larger of the former peak and the new one.
@@ -90,42 +105,12 @@ class OwnPeak {
   const int64_t before_;
 };
 
-}  // namespace
-
-std::string PredictedCollectives::name() const {
-  return absl::StrCat(std::string(dtensor::to_string(collective)), "(", mesh_dims, ")");
-}
-
-double StepPrediction::communication_seconds() const {
-  double sum = 0;
-  for (const PredictedCollectives& row : communication) sum += row.seconds;
-  return sum;
-}
-
-std::string StepPrediction::to_string() const {
-  std::string text =
-      absl::StrFormat("%s a step, at most %s on a rank\n", seconds_text(seconds()), bytes_text(peak_bytes));
-  size_t width = 17;
-  for (const PredictedCollectives& row : communication) width = std::max(width, row.name().size());
-  const auto add = [&](std::string name, const std::string& value) {
-    name.resize(width, ' ');
-    absl::StrAppend(&text, "  ", name, " ", value, "\n");
-  };
-  add("matrix products", absl::StrFormat("%s, %.3g FLOP", seconds_text(product_seconds), flops));
-  add("other operators", seconds_text(operator_seconds));
-  if (start_seconds > 0) add("of which to start", absl::StrFormat("%s, x%d", seconds_text(start_seconds), operators));
-  for (const PredictedCollectives& row : communication) {
-    add(row.name(), absl::StrFormat("%s, x%d, %s, %s", seconds_text(row.seconds), row.count, bytes_text(row.bytes),
-                                    row.between_nodes ? "between nodes" : "within a node"));
-  }
-  add("memory", absl::StrCat(bytes_text(live_bytes), " before the step"));
-  return text;
-}
-
-StepPrediction predict_step(const std::function<void()>& step, const World& world) {
-  TORCH_CHECK_VALUE(step, "[predict_step] the step is an empty function");
-  TORCH_CHECK_VALUE(world.defined(), "[predict_step] the world is undefined");
-  StepListener listener(world);
+// `spans`: where the operators and collectives go; null: nowhere. `function`: for errors.
+StepPrediction run_priced(const char* function, const std::function<void()>& step, const World& world,
+                          std::vector<StepSpan>* spans) {
+  TORCH_CHECK_VALUE(step, "[", function, "] the step is an empty function");
+  TORCH_CHECK_VALUE(world.defined(), "[", function, "] the world is undefined");
+  StepListener listener(world, spans);
   const int64_t live = world.memory().live_bytes();
   const OwnPeak measuring(world.memory());
   {
@@ -135,13 +120,23 @@ StepPrediction predict_step(const std::function<void()>& step, const World& worl
   StepPrediction prediction;
   const bool ran = listener.take(prediction);
   prediction.live_bytes = live;
-  prediction.peak_bytes = world.memory().peak_bytes();
-  TORCH_CHECK_VALUE(ran,
-                    "[predict_step] the step computes nothing with distributed tensors: distribute its model or "
-                    "its data first");
-  TORCH_CHECK_VALUE(prediction.peak_bytes > 0, "[predict_step] no tensor of the step is on ", world.name(),
+  TORCH_CHECK_VALUE(ran, "[", function, "] the step computes nothing with distributed tensors: distribute its model ",
+                    "or its data first");
+  TORCH_CHECK_VALUE(prediction.peak_bytes > 0, "[", function, "] no tensor of the step is on ", world.name(),
                     ": give the world of their mesh, mesh.world()");
   return prediction;
+}
+
+}  // namespace
+
+StepPrediction predict_step(const std::function<void()>& step, const World& world) {
+  return run_priced("predict_step", step, world, nullptr);
+}
+
+StepTimeline predict_timeline(const std::function<void()>& step, const World& world) {
+  StepTimeline timeline;
+  timeline.step = run_priced("predict_timeline", step, world, &timeline.spans);
+  return timeline;
 }
 
 }  // namespace dtensor

@@ -14,48 +14,20 @@
 // other: see PipelineSchedule::simulate().
 #pragma once
 
-#include <cstdint>
 #include <functional>
-#include <string>
-#include <vector>
 
-#include "comm/collective.h"
+#include "dtensor/step_prediction.h"
+#include "dtensor/step_timeline.h"
 #include "mesh/world.h"
 
 namespace dtensor {
-
-// All collectives of one kind over the same mesh dims, at one level.
-struct PredictedCollectives {
-  Collective collective = Collective::kBarrier;
-  std::string mesh_dims;       // "tp", "dp,tp"
-  bool between_nodes = false;  // some group has ranks on several nodes
-  int64_t count = 0;
-  int64_t bytes = 0;  // that a rank receives
-  double seconds = 0;
-
-  std::string name() const;  // "all_reduce(tp)"
-};
-
-struct StepPrediction {
-  double product_seconds = 0;                       // matrix products, with the time to start them
-  double operator_seconds = 0;                      // other operators, likewise
-  std::vector<PredictedCollectives> communication;  // longest first
-  double flops = 0;                                 // of matrix products
-  int64_t memory_traffic = 0;                       // bytes that operators read and write
-  int64_t live_bytes = 0;                           // before the step: parameters, states, gradients that are kept
-  int64_t peak_bytes = 0;                           // at most at one time, as World::memory() counts
-  int64_t operators = 0;                            // that a rank starts: those above, views are none
-  double start_seconds = 0;                         // to start them, part of product_seconds and operator_seconds
-
-  double communication_seconds() const;
-  double seconds() const { return product_seconds + operator_seconds + communication_seconds(); }
-  // A line for the whole and one for each term.
-  std::string to_string() const;
-};
 
 // Runs `step` once. `world`: that of the mesh of its tensors; the peak of its memory() stays what it would be without
 // the prediction. Errors: what `step` throws; an empty function, a step without distributed operators, or on another
 // world (ValueError).
 StepPrediction predict_step(const std::function<void()>& step, const World& world);
+
+// Likewise, with all operators and collectives in their order, for a picture.
+StepTimeline predict_timeline(const std::function<void()>& step, const World& world);
 
 }  // namespace dtensor

@@ -15,6 +15,7 @@
 #include "dtensor/analysis/mesh_shapes.h"
 #include "dtensor/analysis/step_difference.h"
 #include "dtensor/analysis/text_table.h"
+#include "dtensor/predict_step.h"
 #include "mesh/world.h"
 #include "plan/plan_text.h"
 

@@ -27,7 +27,7 @@
 #include <utility>
 #include <vector>
 
-#include "dtensor/predict_step.h"
+#include "dtensor/step_prediction.h"
 #include "mesh/device_mesh.h"
 #include "plan/cost_model.h"
 

@@ -12,7 +12,6 @@
 #include "absl/strings/str_join.h"
 #include "comm/error_message.h"
 #include "dtensor/analysis/layout_trials.h"
-#include "dtensor/analysis/mesh_shapes.h"
 #include "dtensor/analysis/step_difference.h"
 #include "dtensor/analysis/text_table.h"
 #include "dtensor/parallel/module_classes.h"
@@ -115,20 +114,6 @@ class ChoicesOfMesh {
   const std::function<bool()> stop_;
   const std::function<void(const LayoutTrial&)> ran_;
 };
-
-std::vector<DeviceMesh> allowed_meshes(const SearchModuleLayoutsOptions& o) {
-  TORCH_CHECK_VALUE(o.ranks >= 1, "[search_module_layouts] ranks is ", o.ranks, "; it must be at least 1");
-  TORCH_CHECK_VALUE(o.max_steps >= 1, "[search_module_layouts] max_steps is ", o.max_steps, "; it must be at least 1");
-  std::vector<DeviceMesh> meshes;
-  for (const std::vector<int64_t>& shape : mesh_shapes(o.ranks, 2)) {
-    const DeviceMesh mesh(World::abstract(o.ranks, o.device_type), shape, {o.data_dim, o.tensor_dim});
-    if (o.allows && !o.allows(mesh)) continue;
-    if (o.cost_model) set_cost_model(mesh.world(), *o.cost_model);
-    meshes.push_back(mesh);
-  }
-  TORCH_CHECK_VALUE(!meshes.empty(), "[search_module_layouts] `allows` allows no mesh of ", o.ranks, " ranks");
-  return meshes;
-}
 
 // Why no choice can be the best one.
 void check_best(const LayoutTrial& best, int64_t max_bytes) {

@@ -7,18 +7,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
 #include "observe/layout_grid.h"
+#include "observe/svg.h"
 
 namespace dtensor::internal {
 namespace {
 
 constexpr int kMaxSheets = 4;             // drawn behind one another; the count says how many there are
 constexpr int64_t kMaxRanksDrawn = 1024;  // of a sheet
-
-std::string escaped(const std::string& s) {
-  return absl::StrReplaceAll(s, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
-}
 
 std::string human_bytes(int64_t bytes) {
   const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -122,11 +118,11 @@ class CardDrawer {
       for (const Run& c : columns) {
         const Box b{box.x + sx * static_cast<double>(c.begin), box.y + sy * static_cast<double>(r.begin),
                     sx * static_cast<double>(c.size), sy * static_cast<double>(r.size)};
-        svg_ += absl::StrCat(
-            "<rect x=\"", svg_number(b.x), "\" y=\"", svg_number(b.y), "\" width=\"", svg_number(b.w), "\" height=\"",
-            svg_number(b.h), "\" fill=\"", rank_colour(rank, spec_.mesh().world().size()),
-            "\" stroke=\"#5b6470\" stroke-width=\"0.6\"", sheets_.addends > 1 ? " stroke-dasharray=\"4 2\"" : "",
-            "><title>", escaped(describe_part(rank, part)), "</title></rect>\n");
+        svg_ += svg_rect(b.x, b.y, b.w, b.h,
+                         absl::StrCat("fill=\"", rank_colour(rank, spec_.mesh().world().size()),
+                                      "\" stroke=\"#5b6470\" stroke-width=\"0.6\"",
+                                      sheets_.addends > 1 ? " stroke-dasharray=\"4 2\"" : ""),
+                         describe_part(rank, part));
         const std::string number = std::to_string(rank);
         if (label && b.w >= 7.0 * static_cast<double>(number.size()) + 3 && b.h >= 12) {
           svg_ += svg_text(b.x + b.w / 2, b.y + b.h / 2 + 4, number, "class=\"rank\" text-anchor=\"middle\"");
@@ -178,17 +174,6 @@ class CardDrawer {
 }  // namespace
 
 std::string draw_card(const Card& card, double x, double y) { return CardDrawer(card, x, y).draw(); }
-
-std::string svg_text(double x, double y, const std::string& s, const std::string& attributes) {
-  return absl::StrCat("<text x=\"", svg_number(x), "\" y=\"", svg_number(y), "\" ", attributes, ">", escaped(s),
-                      "</text>\n");
-}
-
-std::string svg_number(double v) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof buffer, "%.1f", v);
-  return buffer;
-}
 
 // A dozen hand-picked hues, then evenly spaced ones.
 std::string rank_colour(int64_t rank, int64_t ranks) {

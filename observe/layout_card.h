@@ -1,4 +1,4 @@
-// One tensor's card in the picture of a layout, and the bits of SVG that the page shares with it. Internal.
+// One tensor's card in the picture of a layout. Internal.
 #pragma once
 
 #include <string>
@@ -18,9 +18,6 @@ struct Card {
 // SVG of a card with its upper left corner at (x, y). Style classes: name, dim, note, rank, axis.
 std::string draw_card(const Card& card, double x, double y);
 
-// A text element; `s` is escaped.
-std::string svg_text(double x, double y, const std::string& s, const std::string& attributes);
-std::string svg_number(double v);
 // Fill of a rank's parts, light enough for dark text.
 std::string rank_colour(int64_t rank, int64_t ranks);
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "observe/layout_card.h"
+#include "observe/svg.h"
 
 namespace dtensor {
 using namespace internal;
@@ -19,9 +20,9 @@ constexpr double kPageWidth = 2 * kMargin + kCardsPerRow * kCardWidth + (kCardsP
 constexpr int64_t kMaxLegendRanks = 16;
 
 std::string swatch(double x, double y, int64_t rank, int64_t ranks) {
-  return absl::StrCat("<rect x=\"", svg_number(x), "\" y=\"", svg_number(y),
-                      "\" width=\"12\" height=\"12\" rx=\"2\" fill=\"", rank_colour(rank, ranks),
-                      "\" stroke=\"#5b6470\" stroke-width=\"0.6\"/>\n");
+  return svg_rect(
+      x, y, 12, 12,
+      absl::StrCat("rx=\"2\" fill=\"", rank_colour(rank, ranks), "\" stroke=\"#5b6470\" stroke-width=\"0.6\""));
 }
 
 // "layers.0.w" and "layers.1.w" of one layout: "layers.*.w".

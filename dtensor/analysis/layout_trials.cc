@@ -10,8 +10,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/analysis/mesh_shapes.h"
 #include "dtensor/analysis/step_difference.h"
 #include "dtensor/factories.h"
+#include "dtensor/predict_step.h"
 #include "dtensor/scopes.h"
 #include "dtensor/tensor/representation.h"
 #include "mesh/memory_meter.h"
@@ -102,16 +104,35 @@ void run_on_one_rank(TriedModel& tried) {
   for (const at::Tensor& p : step.model().parameters()) tried.has_gradient.push_back(p.grad().defined());
 }
 
+std::vector<DeviceMesh> allowed_meshes(const SearchModuleLayoutsOptions& o) {
+  TORCH_CHECK_VALUE(o.ranks >= 1, "[search_module_layouts] ranks is ", o.ranks, "; it must be at least 1");
+  TORCH_CHECK_VALUE(o.max_steps >= 1, "[search_module_layouts] max_steps is ", o.max_steps, "; it must be at least 1");
+  std::vector<DeviceMesh> meshes;
+  for (const std::vector<int64_t>& shape : mesh_shapes(o.ranks, 2)) {
+    const DeviceMesh mesh(World::abstract(o.ranks, o.device_type), shape, {o.data_dim, o.tensor_dim});
+    if (o.allows && !o.allows(mesh)) continue;
+    if (o.cost_model) set_cost_model(mesh.world(), *o.cost_model);
+    meshes.push_back(mesh);
+  }
+  TORCH_CHECK_VALUE(!meshes.empty(), "[search_module_layouts] `allows` allows no mesh of ", o.ranks, " ranks");
+  return meshes;
+}
+
 std::string LayoutTrial::memory_text() const {
   return absl::StrCat(ran ? "" : "at least ", bytes_text(layouts.step.peak_bytes));
 }
 
 bool is_better(const LayoutTrial& a, const LayoutTrial& b) { return order_of(a) < order_of(b); }
 
+NamedNumbers LayoutTrials::mesh_sizes() const {
+  const SearchModuleLayoutsOptions& o = tried_.options;
+  return {{o.data_dim, mesh_.size(o.data_dim)}, {o.tensor_dim, mesh_.size(o.tensor_dim)}};
+}
+
 ModuleLayouts LayoutTrials::layouts_of(const ClassStyles& styles) const {
   const SearchModuleLayoutsOptions& o = tried_.options;
   ModuleLayouts layouts;
-  layouts.mesh = {{o.data_dim, mesh_.size(o.data_dim)}, {o.tensor_dim, mesh_.size(o.tensor_dim)}};
+  layouts.mesh = mesh_sizes();
   if (styles.groups && mesh_.size(o.data_dim) > 1) layouts.groups = tried_.classes.groups;
   if (mesh_.size(o.tensor_dim) == 1) return layouts;  // all styles are alike
   for (size_t c = 0; c < styles.classes.size(); ++c) {
@@ -128,8 +149,10 @@ const LayoutTrial* LayoutTrials::find(const ClassStyles& styles) const {
   return found == done_.end() ? nullptr : &found->second;
 }
 
-const LayoutTrial& LayoutTrials::run(const ClassStyles& styles) {
-  ModuleLayouts layouts = layouts_of(styles);
+const LayoutTrial& LayoutTrials::run(const ClassStyles& styles) { return run(layouts_of(styles), styles); }
+
+const LayoutTrial& LayoutTrials::run(ModuleLayouts layouts, const ClassStyles& styles) {
+  layouts.mesh = mesh_sizes();
   const auto [it, added] = done_.try_emplace(key_of(layouts));
   if (!added) return it->second;
   it->second.styles = styles;

@@ -43,6 +43,10 @@ struct TriedModel {
 // Sets the last two members. Errors: see search_module_layouts().
 void run_on_one_rank(TriedModel& tried);
 
+// All meshes of options.ranks that the options allow, each of an abstract world of its own with their cost model.
+// Errors: see search_module_layouts().
+std::vector<DeviceMesh> allowed_meshes(const SearchModuleLayoutsOptions& options);
+
 struct LayoutTrial {
   ClassStyles styles;
   ModuleLayouts layouts;
@@ -65,6 +69,8 @@ class LayoutTrials {
   // Runs each choice once, however often it is asked for, and one whose parameters and gradients alone exceed max_bytes
   // not at all: it does not fit, and its peak is what these take.
   const LayoutTrial& run(const ClassStyles& styles);
+  // Likewise, for layouts of any kind; their mesh becomes that of the trials. `styles`: LayoutTrial::styles.
+  const LayoutTrial& run(ModuleLayouts layouts, const ClassStyles& styles = {});
   // The result of run(), if it has that already; else null.
   const LayoutTrial* find(const ClassStyles& styles) const;
 
@@ -72,6 +78,7 @@ class LayoutTrials {
   int64_t steps() const { return steps_; }                                  // that were run
 
  private:
+  NamedNumbers mesh_sizes() const;
   ModuleLayouts layouts_of(const ClassStyles& styles) const;
   void run_step(LayoutTrial& trial);
 

@@ -4,7 +4,7 @@
 #include <functional>
 #include <string>
 
-#include "dtensor/predict_step.h"
+#include "dtensor/step_prediction.h"
 
 namespace dtensor::internal {
 

@@ -177,7 +177,7 @@ ModuleClasses module_classes(torch::nn::Module& model) {
   ModuleClasses result;
   for (const auto& paths : by_place.lists()) {
     result.classes.push_back(
-        {patterns_of(paths, tree.paths(), /*outermost=*/false), has_features(*module_at[paths.front()])});
+        {patterns_of(paths, tree.paths(), /*outermost=*/false), paths, has_features(*module_at[paths.front()])});
   }
   for (const auto& paths : by_layer.lists()) {
     for (std::string& pattern : patterns_of(paths, tree.paths(), /*outermost=*/true))

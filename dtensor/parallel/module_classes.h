@@ -13,6 +13,7 @@ namespace dtensor::internal {
 // Modules with parameters of their own at one place of repeated layers, or a single one.
 struct ModuleClass {
   std::vector<std::string> patterns;  // match these modules and no others
+  std::vector<std::string> paths;     // of them, the first of each
   bool has_features = false;          // of a type that ColwiseParallel and RowwiseParallel exist for
 };
 

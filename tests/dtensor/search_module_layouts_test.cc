@@ -17,6 +17,7 @@
 #include "dtensor/analysis/layout_trials.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
+#include "dtensor/predict_step.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "examples/models/llama.h"
@@ -24,6 +25,7 @@
 #include "observe/comm_debug_mode.h"
 #include "tests/dtensor/parallel_models.h"
 #include "tests/dtensor/round_numbers.h"
+#include "tests/dtensor/searched_models.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/error_text.h"
 #include "tests/testing/long_tests.h"
@@ -37,7 +39,9 @@ using internal::kClassStyles;
 using internal::LayoutTrial;
 using internal::LayoutTrials;
 using internal::TriedModel;
+using testing::make_language_model;
 using testing::round_numbers;
+using testing::slow_ranks;
 using torch::Tensor;
 namespace nn = torch::nn;
 
@@ -231,24 +235,6 @@ TEST_CASE("search_module_layouts: a Llama not worse than by the plans that are w
 }
 
 // ------------------------------------------------------------ the result
-
-ModelWithLoss make_language_model() {
-  auto model = std::make_shared<testing::LanguageModelImpl>(40, 8);
-  return {model, [model](const std::vector<Tensor>& inputs) {
-            const Tensor scores = model->forward(inputs.at(0));
-            return nn::functional::cross_entropy(scores.view({-1, scores.size(-1)}), inputs.at(1).view({-1}));
-          }};
-}
-
-// Of 8 ranks with slow arithmetic, so that much is sharded although the model is small.
-SearchModuleLayoutsOptions slow_ranks() {
-  SearchModuleLayoutsOptions options;
-  options.ranks = 4;
-  options.cost_model = round_numbers();
-  options.cost_model->flops_per_second = 1e8;
-  options.allows = [](const DeviceMesh& mesh) { return mesh.size("tp") == 2; };
-  return options;
-}
 
 void copy_parameters(const nn::Module& from, nn::Module& to) {
   const torch::NoGradGuard no_grad;

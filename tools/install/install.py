@@ -23,6 +23,7 @@ import tempfile
 ROOTS = [
     "dtensor/dtensor.h",
     "checkpoint/hugging_face.h",
+    "dtensor/advise_module_layouts.h",
     "dtensor/apply_layouts.h",
     "dtensor/distributed_module.h",
     "dtensor/search_module_layouts.h",

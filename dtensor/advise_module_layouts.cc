@@ -1,0 +1,224 @@
+#include "dtensor/advise_module_layouts.h"
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "dtensor/analysis/layout_trials.h"
+#include "dtensor/analysis/step_difference.h"
+#include "dtensor/analysis/text_table.h"
+#include "dtensor/parallel/applied_style.h"
+#include "dtensor/parallel/path_patterns.h"
+#include "dtensor/parallel/style_of_module.h"
+#include "dtensor/scopes.h"
+#include "dtensor/search_module_layouts.h"
+#include "mesh/world.h"
+#include "plan/cost_model.h"
+#include "plan/plan_text.h"
+
+namespace dtensor {
+using namespace internal;
+
+namespace {
+
+constexpr size_t kChanges = 3;  // of an advice
+
+// Modules of one class that have one style now.
+struct StyledModules {
+  const ModuleClass* of;
+  std::vector<std::string> patterns;  // match these modules and no others
+  std::optional<ParallelStyle> style;
+};
+
+std::string style_text(const std::optional<ParallelStyle>& style) { return style ? style->to_string() : "replicated"; }
+
+// The classes with the styles that `now` gives them; one whose modules have several styles, once for each.
+std::vector<StyledModules> styles_now(const TriedModel& tried, const ModuleLayouts& now) {
+  const SearchModuleLayoutsOptions& o = tried.options;
+  const DeviceMesh mesh(World::abstract(1, o.device_type), {1, 1}, {o.data_dim, o.tensor_dim});
+  const MeshScope on_mesh(mesh);
+  const ModelWithLoss made = tried.make();
+  apply_layouts(*made.model, mesh, now);
+  std::map<std::string, torch::nn::Module*> modules;
+  made.model->apply([&](const std::string& path, torch::nn::Module& m) { modules.emplace(path, &m); }, std::string());
+  std::vector<StyledModules> result;
+  for (const ModuleClass& c : tried.classes.classes) {
+    const size_t first = result.size();
+    for (const std::string& path : c.paths) {
+      const auto present = own_style(*modules.at(path));
+      const std::optional<ParallelStyle> style =
+          present && present->given() ? std::optional(present->style) : std::nullopt;
+      const auto same =
+          std::find_if(result.begin() + first, result.end(), [&](const auto& s) { return s.style == style; });
+      if (same == result.end()) {
+        result.push_back({&c, {pattern_of_path(path)}, style});
+      } else {
+        same->patterns.push_back(pattern_of_path(path));
+      }
+    }
+    if (result.size() == first + 1) result.back().patterns = c.patterns;
+  }
+  return result;
+}
+
+// The plan of the styles, in which those at `changed` have `style`.
+ParallelPlan plan_with(const std::vector<StyledModules>& now, size_t changed,
+                       const std::optional<ParallelStyle>& style) {
+  ParallelPlan plan;
+  for (size_t i = 0; i < now.size(); ++i) {
+    const std::optional<ParallelStyle>& of = i == changed ? style : now[i].style;
+    if (!of) continue;
+    for (const std::string& pattern : now[i].patterns) plan.entries.push_back({pattern, *of});
+  }
+  return plan;
+}
+
+// All styles that a search tries for the class.
+std::vector<std::optional<ParallelStyle>> styles_for(const ModuleClass& c) {
+  std::vector<std::optional<ParallelStyle>> styles;
+  for (const bool sequence : {false, true}) {
+    for (const ClassStyle style : kClassStyles) {
+      auto next = style_of_class(c, style, sequence);
+      if (!absl::c_linear_search(styles, next)) styles.push_back(std::move(next));
+    }
+  }
+  return styles;
+}
+
+int64_t mesh_size(const NamedNumbers& mesh, const std::string& dim) {
+  const auto found = absl::c_find_if(mesh, [&](const auto& m) { return m.first == dim; });
+  return found == mesh.end() ? 0 : found->second;
+}
+
+DeviceMesh mesh_now(const ModuleLayouts& now, const SearchModuleLayoutsOptions& o) {
+  const int64_t data = mesh_size(now.mesh, o.data_dim), tensor = mesh_size(now.mesh, o.tensor_dim);
+  TORCH_CHECK_VALUE(data >= 1 && tensor >= 1 && now.mesh.size() == 2 && data * tensor == o.ranks,
+                    "[advise_module_layouts] the mesh of the layouts is ", now.name(), "; expected the mesh dims '",
+                    o.data_dim, "' and '", o.tensor_dim, "' of ", o.ranks, " ranks together");
+  const DeviceMesh mesh(World::abstract(o.ranks, o.device_type), {data, tensor}, {o.data_dim, o.tensor_dim});
+  if (o.cost_model) set_cost_model(mesh.world(), *o.cost_model);
+  return mesh;
+}
+
+// Tries changes and keeps those that are better.
+class Changes {
+ public:
+  explicit Changes(const LayoutTrial& now) : now_(now) {}
+
+  void add(std::string what, const LayoutTrial& trial) {
+    if (!is_better(trial, now_)) return;
+    changes_.push_back({std::move(what), &trial});
+  }
+
+  std::vector<AdvisedChange> best() {
+    absl::c_stable_sort(changes_, [](const auto& a, const auto& b) { return is_better(*a.trial, *b.trial); });
+    std::vector<AdvisedChange> result;
+    for (const Change& c : changes_) {
+      if (result.size() == kChanges) break;
+      const StepPrediction& with = c.trial->layouts.step;
+      AdvisedChange change{c.what, c.trial->layouts, c.trial->fits, 0, ""};
+      if (now_.fits) {
+        change.seconds = now_.layouts.step.seconds() - with.seconds();
+        change.reason = step_difference(with, now_.layouts.step);
+      } else {
+        change.reason = absl::StrCat("needs ", c.trial->memory_text(), " instead of ", now_.memory_text(),
+                                     c.trial->fits ? ", which fits" : "");
+      }
+      result.push_back(std::move(change));
+    }
+    return result;
+  }
+
+ private:
+  struct Change {
+    std::string what;
+    const LayoutTrial* trial;
+  };
+  const LayoutTrial& now_;
+  std::vector<Change> changes_;
+};
+
+// All single changes of `now`, which has the styles `styles`. `of_meshes`: where trials on other meshes are kept.
+Changes single_changes(const TriedModel& tried, const ModuleLayouts& now, const std::vector<StyledModules>& styles,
+                       LayoutTrials& trials, std::vector<std::unique_ptr<LayoutTrials>>& of_meshes) {
+  Changes changes(trials.run(now));
+  for (size_t i = 0; i < styles.size(); ++i) {
+    for (const auto& style : styles_for(*styles[i].of)) {
+      if (style == styles[i].style) continue;
+      ModuleLayouts changed = now;
+      changed.styles = plan_with(styles, i, style);
+      changes.add(absl::StrCat(patterns_text(styles[i].patterns), ": ", style_text(style), " instead of ",
+                               style_text(styles[i].style)),
+                  trials.run(std::move(changed)));
+    }
+  }
+  ModuleLayouts grouped = now;
+  grouped.groups = now.groups.empty() ? tried.classes.groups : std::vector<std::string>();
+  const std::string what =
+      now.groups.empty() ? absl::StrCat("fully_shard(", patterns_text(grouped.groups), ")") : "no fully_shard()";
+  changes.add(what, trials.run(std::move(grouped)));
+  for (const DeviceMesh& mesh : allowed_meshes(tried.options)) {
+    of_meshes.push_back(std::make_unique<LayoutTrials>(tried, mesh));
+    const LayoutTrial& moved = of_meshes.back()->run(now);
+    changes.add(absl::StrCat("the mesh ", ModuleLayouts{moved.layouts.mesh, {}, {}, {}}.name()), moved);
+  }
+  return changes;
+}
+
+}  // namespace
+
+std::string LayoutAdvice::explain() const {
+  const double seconds = now.step.seconds(), least = best.step.seconds();
+  std::string text =
+      absl::StrCat(now.name(), ", ", ran ? seconds_text(seconds) + " a step, at most " : "at least ",
+                   bytes_text(now.step.peak_bytes), " on a rank", fits ? "" : ", which does not fit", "\n");
+  if (changes.empty()) {
+    absl::StrAppend(&text, "no single change is better\n");
+  } else {
+    std::vector<TextRow> rows = {{"one change", "saves", "by"}};
+    for (const AdvisedChange& c : changes) rows.push_back({c.what, fits ? seconds_text(c.seconds) : "-", c.reason});
+    absl::StrAppend(&text, text_table(rows, "  "));
+  }
+  if (fits && least >= seconds) return absl::StrCat(text, "the search found nothing better\n");
+  absl::StrAppend(&text, "the best that was found is ", best.name(), ", ", seconds_text(least), " a step");
+  if (fits) absl::StrAppendFormat(&text, ", %.0f %% less", 100 * (1 - least / seconds));
+  return absl::StrCat(text, "; its styles:\n", best.styles.to_string());
+}
+
+LayoutAdvice advise_module_layouts(const std::function<ModelWithLoss()>& make, const std::vector<at::Tensor>& inputs,
+                                   const ModuleLayouts& now, const SearchModuleLayoutsOptions& options) {
+  TORCH_CHECK_VALUE(make, "[advise_module_layouts] make is an empty function");
+  TriedModel tried{make, inputs, options};
+  LayoutTrials trials(tried, mesh_now(now, options));
+  run_on_one_rank(tried);
+  const std::vector<StyledModules> styles = styles_now(tried, now);
+  ModuleLayouts by_class = now;  // the same layouts, in entries that can be changed one by one
+  by_class.styles = plan_with(styles, styles.size(), std::nullopt);
+  const LayoutTrial& at = trials.run(by_class);
+  TORCH_CHECK_VALUE(at.failure.empty(), "[advise_module_layouts] a step in the layouts ", now.name(),
+                    " fails: ", at.failure);
+  const ModuleLayoutSearch found = search_module_layouts(make, inputs, options);
+  LayoutAdvice advice;
+  advice.now = now;
+  advice.now.step = at.layouts.step;
+  advice.ran = at.ran;
+  advice.fits = at.fits;
+  std::vector<std::unique_ptr<LayoutTrials>> of_meshes;
+  advice.changes = single_changes(tried, by_class, styles, trials, of_meshes).best();
+  advice.best = found.best;
+  for (const AdvisedChange& c : advice.changes) {
+    if (c.fits && c.layouts.step.seconds() < advice.best.step.seconds()) advice.best = c.layouts;
+  }
+  if (at.fits && at.layouts.step.seconds() <= advice.best.step.seconds()) advice.best = advice.now;
+  return advice;
+}
+
+}  // namespace dtensor

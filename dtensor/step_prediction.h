@@ -1,0 +1,41 @@
+// What predict_step() predicts: the time of a step by its terms, and its memory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/collective.h"
+
+namespace dtensor {
+
+// All collectives of one kind over the same mesh dims, at one level.
+struct PredictedCollectives {
+  Collective collective = Collective::kBarrier;
+  std::string mesh_dims;       // "tp", "dp,tp"
+  bool between_nodes = false;  // some group has ranks on several nodes
+  int64_t count = 0;
+  int64_t bytes = 0;  // that a rank receives
+  double seconds = 0;
+
+  std::string name() const;  // "all_reduce(tp)"
+};
+
+struct StepPrediction {
+  double product_seconds = 0;                       // matrix products, with the time to start them
+  double operator_seconds = 0;                      // other operators, likewise
+  std::vector<PredictedCollectives> communication;  // longest first
+  double flops = 0;                                 // of matrix products
+  int64_t memory_traffic = 0;                       // bytes that operators read and write
+  int64_t live_bytes = 0;                           // before the step: parameters, states, gradients that are kept
+  int64_t peak_bytes = 0;                           // at most at one time, as World::memory() counts
+  int64_t operators = 0;                            // that a rank starts: those above, views are none
+  double start_seconds = 0;                         // to start them, part of product_seconds and operator_seconds
+
+  double communication_seconds() const;
+  double seconds() const { return product_seconds + operator_seconds + communication_seconds(); }
+  // A line for the whole and one for each term.
+  std::string to_string() const;
+};
+
+}  // namespace dtensor

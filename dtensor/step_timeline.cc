@@ -1,0 +1,142 @@
+#include "dtensor/step_timeline.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include "absl/algorithm/container.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "observe/svg.h"
+#include "plan/plan_text.h"
+
+namespace dtensor {
+using namespace internal;
+
+namespace {
+
+using Kind = StepSpan::Kind;
+
+struct SpanLook {
+  const char* name;
+  const char* colour;
+};
+
+SpanLook look_of(Kind kind) {
+  switch (kind) {
+    case Kind::kProduct:
+      return {"matrix products", "#7aa6d9"};
+    case Kind::kOperator:
+      return {"other operators", "#8cc084"};
+    case Kind::kCollective:
+      break;
+  }
+  return {"collectives", "#d9856c"};
+}
+
+constexpr double kWidth = 960, kLeft = 72, kRight = 8, kMemoryTop = 24, kMemoryHeight = 180, kRowHeight = 28;
+constexpr double kRowsTop = kMemoryTop + kMemoryHeight + 12, kHeight = kRowsTop + 2 * kRowHeight + 44;
+constexpr double kNarrow = 0.5;  // pixels; narrower spans of one kind are drawn as one
+
+std::string span_text(const StepSpan& s) {
+  return absl::StrCat(s.name, s.module_path.empty() ? "" : absl::StrCat(" in ", s.module_path));
+}
+
+class TimelineDrawer {
+ public:
+  explicit TimelineDrawer(const StepTimeline& timeline) : timeline_(timeline) {
+    const double seconds = timeline.spans.empty() ? 0 : timeline.spans.back().end;
+    scale_ = seconds > 0 ? (kWidth - kLeft - kRight) / seconds : 1;
+  }
+
+  std::string draw() {
+    svg_ = absl::StrFormat(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" font-family=\"sans-serif\" "
+        "font-size=\"11\">\n",
+        kWidth, kHeight);
+    draw_memory();
+    draw_row("forward", /*backward=*/false, kRowsTop);
+    draw_row("backward", /*backward=*/true, kRowsTop + kRowHeight);
+    draw_legend();
+    return svg_ + "</svg>\n";
+  }
+
+ private:
+  double x_of(double seconds) const { return kLeft + seconds * scale_; }
+
+  // One step of the curve for each column of pixels, at the largest memory there.
+  void draw_memory() {
+    const double bottom = kMemoryTop + kMemoryHeight;
+    const double most = static_cast<double>(std::max<int64_t>(timeline_.step.peak_bytes, 1));
+    std::string path = absl::StrFormat("M%.1f %.1f", kLeft, bottom);
+    const auto& spans = timeline_.spans;
+    for (size_t i = 0; i < spans.size();) {
+      int64_t bytes = 0;
+      const double left = x_of(spans[i].begin);
+      double right = left;
+      for (; i < spans.size() && (right == left || x_of(spans[i].end) < left + 1); ++i) {
+        bytes = std::max(bytes, spans[i].peak_bytes);
+        right = x_of(spans[i].end);
+      }
+      const double y = bottom - kMemoryHeight * static_cast<double>(bytes) / most;
+      absl::StrAppendFormat(&path, " V%.1f H%.1f", y, right);
+    }
+    absl::StrAppendFormat(&path, " V%.1f Z", bottom);
+    absl::StrAppend(&svg_, "<path d=\"", path, "\" fill=\"#cdd9ea\" stroke=\"#5b6470\"/>\n");
+    const auto peak =
+        absl::c_max_element(spans, [](const auto& a, const auto& b) { return a.peak_bytes < b.peak_bytes; });
+    const std::string at = peak == spans.end() || peak->peak_bytes < timeline_.step.peak_bytes
+                               ? ""
+                               : absl::StrCat(" at ", span_text(*peak));
+    svg_ += svg_text(kLeft, kMemoryTop - 8, absl::StrCat("peak ", bytes_text(timeline_.step.peak_bytes), at), "");
+    svg_ += svg_text(2, kMemoryTop + 10, "memory", "");
+  }
+
+  void draw_row(const std::string& name, bool backward, double top) {
+    svg_ += svg_text(2, top + 17, name, "");
+    const auto& spans = timeline_.spans;
+    for (size_t i = 0; i < spans.size();) {
+      const StepSpan& first = spans[i];
+      size_t end = i + 1;
+      while (end < spans.size() && spans[end].kind == first.kind && spans[end].backward == first.backward &&
+             x_of(spans[end].end) - x_of(first.begin) < kNarrow) {
+        ++end;
+      }
+      if (first.backward == backward) draw_spans(i, end, top);
+      i = end;
+    }
+  }
+
+  void draw_spans(size_t first, size_t end, double top) {
+    const StepSpan &a = timeline_.spans[first], &z = timeline_.spans[end - 1];
+    const std::string more = end - first > 1 ? absl::StrCat(" and ", end - first - 1, " more") : "";
+    svg_ += svg_rect(x_of(a.begin), top, std::max((z.end - a.begin) * scale_, 0.1), kRowHeight - 4,
+                     absl::StrCat("fill=\"", look_of(a.kind).colour, "\""),
+                     absl::StrCat(span_text(a), more, ", ", seconds_text(z.end - a.begin)));
+  }
+
+  void draw_legend() {
+    const StepPrediction& step = timeline_.step;
+    const double y = kRowsTop + 2 * kRowHeight + 12;
+    svg_ += svg_text(kLeft, y, "0", "");
+    svg_ += svg_text(kWidth - kRight, y, seconds_text(step.seconds()), "text-anchor=\"end\"");
+    double x = kLeft;
+    for (const Kind kind : {Kind::kProduct, Kind::kOperator, Kind::kCollective}) {
+      const double seconds = kind == Kind::kProduct    ? step.product_seconds
+                             : kind == Kind::kOperator ? step.operator_seconds
+                                                       : step.communication_seconds();
+      svg_ += svg_rect(x, y + 10, 12, 12, absl::StrCat("fill=\"", look_of(kind).colour, "\""));
+      svg_ += svg_text(x + 18, y + 20, absl::StrCat(look_of(kind).name, ", ", seconds_text(seconds)), "");
+      x += 240;
+    }
+  }
+
+  const StepTimeline& timeline_;
+  double scale_ = 1;
+  std::string svg_;
+};
+
+}  // namespace
+
+std::string StepTimeline::to_svg() const { return TimelineDrawer(*this).draw(); }
+
+}  // namespace dtensor
