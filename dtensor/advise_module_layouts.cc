@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "dtensor/analysis/layout_trials.h"
+#include "dtensor/analysis/model_arrangements.h"
 #include "dtensor/analysis/step_difference.h"
 #include "dtensor/analysis/text_table.h"
 #include "dtensor/parallel/applied_style.h"
@@ -21,7 +22,6 @@
 #include "dtensor/scopes.h"
 #include "dtensor/search_module_layouts.h"
 #include "mesh/world.h"
-#include "plan/cost_model.h"
 #include "plan/plan_text.h"
 
 namespace dtensor {
@@ -45,7 +45,7 @@ std::vector<StyledModules> styles_now(const TriedModel& tried, const ModuleLayou
   const SearchModuleLayoutsOptions& o = tried.options;
   const DeviceMesh mesh(World::abstract(1, o.device_type), {1, 1}, {o.data_dim, o.tensor_dim});
   const MeshScope on_mesh(mesh);
-  const ModelWithLoss made = tried.make();
+  const ModelWithLoss made = tried.make({o.layers, tried.settings});
   apply_layouts(*made.model, mesh, now);
   std::map<std::string, torch::nn::Module*> modules;
   made.model->apply([&](const std::string& path, torch::nn::Module& m) { modules.emplace(path, &m); }, std::string());
@@ -98,14 +98,26 @@ int64_t mesh_size(const NamedNumbers& mesh, const std::string& dim) {
   return found == mesh.end() ? 0 : found->second;
 }
 
-DeviceMesh mesh_now(const ModuleLayouts& now, const SearchModuleLayoutsOptions& o) {
+ModelArrangement arrangement_now(const ModuleLayouts& now, const SearchModuleLayoutsOptions& o) {
   const int64_t data = mesh_size(now.mesh, o.data_dim), tensor = mesh_size(now.mesh, o.tensor_dim);
   TORCH_CHECK_VALUE(data >= 1 && tensor >= 1 && now.mesh.size() == 2 && data * tensor == o.ranks,
-                    "[advise_module_layouts] the mesh of the layouts is ", now.name(), "; expected the mesh dims '",
-                    o.data_dim, "' and '", o.tensor_dim, "' of ", o.ranks, " ranks together");
-  const DeviceMesh mesh(World::abstract(o.ranks, o.device_type), {data, tensor}, {o.data_dim, o.tensor_dim});
-  if (o.cost_model) set_cost_model(mesh.world(), *o.cost_model);
-  return mesh;
+                    "[advise_module_layouts] the mesh of the layouts is '", numbers_text(now.mesh),
+                    "'; expected the mesh dims '", o.data_dim, "' and '", o.tensor_dim, "' of ", o.ranks,
+                    " ranks together");
+  return {make_search_mesh(o, data, tensor), now.settings, now.micro_batches};
+}
+
+// "checkpoint=1": what the arrangement has instead of `now`, if that is one thing; else "".
+std::string single_difference(const ModuleLayouts& now, const ModelArrangement& other) {
+  std::vector<std::string> differences;
+  if (mesh_sizes(other.mesh) != now.mesh)
+    differences.push_back(absl::StrCat("the mesh ", numbers_text(mesh_sizes(other.mesh))));
+  for (const auto& setting : other.settings) {
+    if (!absl::c_linear_search(now.settings, setting)) differences.push_back(numbers_text({setting}));
+  }
+  if (other.micro_batches != now.micro_batches)
+    differences.push_back(absl::StrCat("micro_batches=", other.micro_batches));
+  return differences.size() == 1 ? differences[0] : "";
 }
 
 // Tries changes and keeps those that are better.
@@ -146,10 +158,32 @@ class Changes {
   std::vector<Change> changes_;
 };
 
-// All single changes of `now`, which has the styles `styles`. `of_meshes`: where trials on other meshes are kept.
-Changes single_changes(const TriedModel& tried, const ModuleLayouts& now, const std::vector<StyledModules>& styles,
-                       LayoutTrials& trials, std::vector<std::unique_ptr<LayoutTrials>>& of_meshes) {
-  Changes changes(trials.run(now));
+// Where trials in other arrangements are kept.
+struct OtherArrangements {
+  std::map<NamedNumbers, TriedModel> models;  // by settings
+  std::vector<std::unique_ptr<LayoutTrials>> trials;
+};
+
+// Changes of the mesh, of a setting, or of the number of micro-batches.
+void add_arrangements(Changes& changes, const TriedModel& tried, const ModuleLayouts& now, OtherArrangements& others) {
+  for (const ModelArrangement& other : model_arrangements(tried.options, tried.inputs)) {
+    const std::string what = single_difference(now, other);
+    if (what.empty()) continue;
+    const TriedModel* model = &tried;
+    if (other.settings != tried.settings) {
+      const auto [found, added] = others.models.try_emplace(
+          other.settings, TriedModel{tried.make, tried.inputs, tried.options, other.settings});
+      if (added) run_on_one_rank(found->second);
+      model = &found->second;
+    }
+    others.trials.push_back(std::make_unique<LayoutTrials>(*model, other));
+    changes.add(what, others.trials.back()->run(now));
+  }
+}
+
+// Changes of one style, and fully_shard() or not. `now` has the styles `styles`.
+void add_layouts(Changes& changes, const TriedModel& tried, const ModuleLayouts& now,
+                 const std::vector<StyledModules>& styles, LayoutTrials& trials) {
   for (size_t i = 0; i < styles.size(); ++i) {
     for (const auto& style : styles_for(*styles[i].of)) {
       if (style == styles[i].style) continue;
@@ -165,12 +199,6 @@ Changes single_changes(const TriedModel& tried, const ModuleLayouts& now, const 
   const std::string what =
       now.groups.empty() ? absl::StrCat("fully_shard(", patterns_text(grouped.groups), ")") : "no fully_shard()";
   changes.add(what, trials.run(std::move(grouped)));
-  for (const DeviceMesh& mesh : allowed_meshes(tried.options)) {
-    of_meshes.push_back(std::make_unique<LayoutTrials>(tried, mesh));
-    const LayoutTrial& moved = of_meshes.back()->run(now);
-    changes.add(absl::StrCat("the mesh ", ModuleLayouts{moved.layouts.mesh, {}, {}, {}}.name()), moved);
-  }
-  return changes;
 }
 
 }  // namespace
@@ -193,15 +221,17 @@ std::string LayoutAdvice::explain() const {
   return absl::StrCat(text, "; its styles:\n", best.styles.to_string());
 }
 
-LayoutAdvice advise_module_layouts(const std::function<ModelWithLoss()>& make, const std::vector<at::Tensor>& inputs,
+LayoutAdvice advise_module_layouts(const MakeModel& make, const std::vector<at::Tensor>& inputs,
                                    const ModuleLayouts& now, const SearchModuleLayoutsOptions& options) {
   TORCH_CHECK_VALUE(make, "[advise_module_layouts] make is an empty function");
-  TriedModel tried{make, inputs, options};
-  LayoutTrials trials(tried, mesh_now(now, options));
+  check_options(options, inputs);
+  const ModelArrangement arrangement = arrangement_now(now, options);
+  TriedModel tried{make, inputs, options, now.settings};
   run_on_one_rank(tried);
   const std::vector<StyledModules> styles = styles_now(tried, now);
   ModuleLayouts by_class = now;  // the same layouts, in entries that can be changed one by one
   by_class.styles = plan_with(styles, styles.size(), std::nullopt);
+  LayoutTrials trials(tried, arrangement);
   const LayoutTrial& at = trials.run(by_class);
   TORCH_CHECK_VALUE(at.failure.empty(), "[advise_module_layouts] a step in the layouts ", now.name(),
                     " fails: ", at.failure);
@@ -211,8 +241,11 @@ LayoutAdvice advise_module_layouts(const std::function<ModelWithLoss()>& make, c
   advice.now.step = at.layouts.step;
   advice.ran = at.ran;
   advice.fits = at.fits;
-  std::vector<std::unique_ptr<LayoutTrials>> of_meshes;
-  advice.changes = single_changes(tried, by_class, styles, trials, of_meshes).best();
+  Changes changes(at);
+  OtherArrangements others;
+  add_layouts(changes, tried, by_class, styles, trials);
+  add_arrangements(changes, tried, by_class, others);
+  advice.changes = changes.best();
   advice.best = found.best;
   for (const AdvisedChange& c : advice.changes) {
     if (c.fits && c.layouts.step.seconds() < advice.best.step.seconds()) advice.best = c.layouts;

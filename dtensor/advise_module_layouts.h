@@ -5,8 +5,8 @@
 //   std::cout << advise_module_layouts(make, {ids, targets}, now, {.ranks = 64, .max_bytes = 80ll << 30}).explain();
 //
 // A change is another style for one class of modules (those at one place of repeated layers), fully_shard() for the
-// repeated layers and the rest or for none, or other sizes of the mesh. The best of search_module_layouts() may differ
-// in several of them.
+// repeated layers and the rest or for none, other sizes of the mesh, another value of a setting, or another number of
+// micro-batches. The best of search_module_layouts() may differ in several of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,10 +40,11 @@ struct LayoutAdvice {
   std::string explain() const;
 };
 
-// `now`: with sizes of the mesh whose product is options.ranks. It need not be allowed by options.allows. Errors
+// `now`: with sizes of the mesh whose product is options.ranks, and a value for each setting. It need not be allowed by
+// options.allows. Errors
 // (ValueError): those of search_module_layouts(); names of mesh dims that are not those of the options, or sizes of
 // another product; a pattern that matches no module; a step that throws in these layouts, with what it threw.
-LayoutAdvice advise_module_layouts(const std::function<ModelWithLoss()>& make, const std::vector<at::Tensor>& inputs,
+LayoutAdvice advise_module_layouts(const MakeModel& make, const std::vector<at::Tensor>& inputs,
                                    const ModuleLayouts& now, const SearchModuleLayoutsOptions& options);
 
 }  // namespace dtensor

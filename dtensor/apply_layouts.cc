@@ -7,7 +7,6 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/parallel/module_classes.h"
 #include "dtensor/parallelize_module.h"
@@ -16,8 +15,9 @@ namespace dtensor {
 using namespace internal;
 
 std::string ModuleLayouts::name() const {
-  std::string text = absl::StrJoin(
-      mesh, " ", [](std::string* out, const auto& dim) { absl::StrAppend(out, dim.first, "=", dim.second); });
+  std::string text = numbers_text(mesh);
+  if (!settings.empty()) absl::StrAppend(&text, " ", numbers_text(settings));
+  if (micro_batches != 1) absl::StrAppend(&text, " micro_batches=", micro_batches);
   if (groups.empty()) return text;
   return absl::StrCat(text, " fully_shard(", patterns_text(groups), ")");
 }

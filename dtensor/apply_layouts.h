@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "dtensor/layout_settings.h"
 #include "dtensor/parallel_style.h"
-#include "dtensor/search_layouts.h"
 #include "dtensor/step_prediction.h"
 #include "mesh/device_mesh.h"
 
@@ -25,8 +25,11 @@ struct ModuleLayouts {
   ParallelPlan styles;              // over the tensor dim; modules without one are replicated there
   std::vector<std::string> groups;  // patterns of the modules that fully_shard() is called for; none: replicated
   StepPrediction step;              // predicted on a mesh of these sizes
+  // What the prediction is of, besides; the program's, not of apply_layouts().
+  NamedNumbers settings = {};
+  int64_t micro_batches = 1;
 
-  // "dp=16 tp=4 fully_shard(layers.*, the model)"
+  // "dp=16 tp=4 checkpoint=1 micro_batches=8 fully_shard(layers.*, the model)"
   std::string name() const;
 };
 

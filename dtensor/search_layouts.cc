@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <tuple>
 
@@ -25,31 +24,6 @@ using namespace internal;
 namespace {
 
 constexpr int64_t kExplained = 3;  // candidates that explain() compares with the best
-
-// The largest number if the product is larger.
-int64_t product_or_most(int64_t a, int64_t b) {
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  return b != 0 && a > kMost / b ? kMost : a * b;
-}
-
-// How many combinations of one value per setting there are.
-int64_t num_combinations(const SearchLayoutsOptions& options) {
-  int64_t all = 1;
-  for (const auto& [name, values] : options.settings) all = product_or_most(all, static_cast<int64_t>(values.size()));
-  return all;
-}
-
-// The n-th of them; the last setting changes first.
-NamedNumbers combination(const SearchLayoutsOptions& options, int64_t n) {
-  NamedNumbers numbers;
-  for (const auto& [name, values] : options.settings) numbers.emplace_back(name, 0);
-  for (size_t s = numbers.size(); s-- > 0;) {
-    const auto& values = options.settings[s].second;
-    numbers[s].second = values[static_cast<size_t>(n) % values.size()];
-    n /= static_cast<int64_t>(values.size());
-  }
-  return numbers;
-}
 
 void check_options(const SearchLayoutsOptions& o) {
   TORCH_CHECK_VALUE(o.ranks >= 1, "[search_layouts] ranks is ", o.ranks, "; it must be at least 1");
@@ -77,7 +51,7 @@ struct Arrangement {
 
 std::vector<Arrangement> allowed_arrangements(const SearchLayoutsOptions& options) {
   const std::vector<std::vector<int64_t>> shapes = mesh_shapes(options.ranks, options.mesh_dims.size());
-  const int64_t of_shape = num_combinations(options),
+  const int64_t of_shape = num_combinations(options.settings),
                 all = product_or_most(static_cast<int64_t>(shapes.size()), of_shape);
   TORCH_CHECK_VALUE(options.allows || all <= options.max_choices, "[search_layouts] there are ", all,
                     " choices, more than max_choices = ", options.max_choices,
@@ -86,7 +60,7 @@ std::vector<Arrangement> allowed_arrangements(const SearchLayoutsOptions& option
   for (const auto& s : shapes) {
     const DeviceMesh mesh = make_mesh(s, options);
     for (int64_t n = 0; n < of_shape; ++n) {
-      NamedNumbers numbers = combination(options, n);
+      NamedNumbers numbers = combination(options.settings, n);
       if (options.allows && !options.allows({mesh, numbers})) continue;
       TORCH_CHECK_VALUE(static_cast<int64_t>(allowed.size()) < options.max_choices, "[search_layouts] of ", all,
                         " choices `allows` allows more than max_choices = ", options.max_choices,
@@ -162,14 +136,7 @@ Json json_of(const LayoutCandidate& c) {
 }  // namespace
 
 int64_t LayoutChoice::setting(const std::string& name) const {
-  std::vector<std::string> names;
-  for (const auto& [known, value] : settings) {
-    if (known == name) return value;
-    names.push_back(known);
-  }
-  TORCH_CHECK_VALUE(
-      false, "[LayoutChoice::setting] there is no setting '", name,
-      names.empty() ? "'; SearchLayoutsOptions::settings is empty" : "', only: ", absl::StrJoin(names, ", "));
+  return setting_of(settings, name, "LayoutChoice::setting");
 }
 
 std::string LayoutCandidate::name() const {

@@ -27,13 +27,12 @@
 #include <utility>
 #include <vector>
 
+#include "dtensor/layout_settings.h"
 #include "dtensor/step_prediction.h"
 #include "mesh/device_mesh.h"
 #include "plan/cost_model.h"
 
 namespace dtensor {
-
-using NamedNumbers = std::vector<std::pair<std::string, int64_t>>;
 
 struct LayoutChoice {
   DeviceMesh mesh;        // of an abstract world of its own
@@ -46,8 +45,7 @@ struct LayoutChoice {
 struct SearchLayoutsOptions {
   int64_t ranks = 0;                   // of the mesh
   std::vector<std::string> mesh_dims;  // all ways to write `ranks` as a product of their sizes are tried
-  // Numbers besides, with the values to try: {{"micro_batch", {1, 2, 4}}, {"checkpoint", {0, 1}}}.
-  std::vector<std::pair<std::string, std::vector<int64_t>>> settings = {};
+  LayoutSettings settings = {};        // numbers besides
   // False: the choice is not tried, as tensor parallelism beyond a node. Unset: all are.
   std::function<bool(const LayoutChoice&)> allows = nullptr;
   int64_t max_bytes = std::numeric_limits<int64_t>::max();  // of a rank; choices that need more do not fit

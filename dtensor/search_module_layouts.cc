@@ -3,6 +3,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <limits>
+#include <map>
 #include <memory>
 #include <utility>
 
@@ -12,6 +14,7 @@
 #include "absl/strings/str_join.h"
 #include "comm/error_message.h"
 #include "dtensor/analysis/layout_trials.h"
+#include "dtensor/analysis/model_arrangements.h"
 #include "dtensor/analysis/step_difference.h"
 #include "dtensor/analysis/text_table.h"
 #include "dtensor/parallel/module_classes.h"
@@ -27,16 +30,16 @@ constexpr size_t kNear = 3;          // two classes change together if they are 
 constexpr size_t kAlternatives = 3;  // of a result
 constexpr size_t kDifferences = 3;   // styles of an alternative that explain() names
 
-// Improves choices for one mesh.
-class ChoicesOfMesh {
+// Improves choices for one arrangement.
+class StyleSearch {
  public:
   // `stop`: whether no more steps may be run.
-  ChoicesOfMesh(LayoutTrials& trials, size_t classes, std::function<bool()> stop,
-                std::function<void(const LayoutTrial&)> ran)
+  StyleSearch(LayoutTrials& trials, size_t classes, std::function<bool()> stop,
+              std::function<void(const LayoutTrial&)> ran)
       : trials_(trials), classes_(classes), stop_(std::move(stop)), ran_(std::move(ran)) {}
 
-  // The best that is found; null: no step was allowed.
-  const LayoutTrial* search() {
+  // Until nothing is found that is better.
+  void search() {
     const LayoutTrial* best = nullptr;
     for (const bool sequence : {false, true}) {
       for (const ClassStyle style : kClassStyles) {
@@ -51,7 +54,6 @@ class ChoicesOfMesh {
       if (improved == best) break;
       best = improve_one(improved);
     }
-    return best;
   }
 
  private:
@@ -141,11 +143,27 @@ std::vector<ModuleLayouts> alternatives_to(const LayoutTrial& best, const AllTri
   const LayoutTrial* last = &best;
   for (const LayoutTrial* trial : fitting) {
     if (result.size() == kAlternatives) break;
-    if (predicted_alike(*trial, *last) || predicted_alike(*trial, best)) continue;
+    if (trial == &best || predicted_alike(*trial, *last) || predicted_alike(*trial, best)) continue;
     result.push_back(trial->layouts);
     last = trial;
   }
   return result;
+}
+
+struct BestTrial {
+  const LayoutTrial* trial = nullptr;
+  LayoutTrials* of = nullptr;
+};
+
+// Of several that are equally good, the first. REQUIRES: one was run.
+BestTrial best_of(const AllTrials& all) {
+  BestTrial best;
+  for (const auto& trials : all) {
+    for (const auto& [key, trial] : trials->done()) {
+      if (best.trial == nullptr || is_better(trial, *best.trial)) best = {&trial, trials.get()};
+    }
+  }
+  return best;
 }
 
 std::vector<StyleGain> gains_of(const LayoutTrial& best, const ModuleClasses& classes, LayoutTrials& trials) {
@@ -212,50 +230,51 @@ std::string ModuleLayoutSearch::explain() const {
   return text;
 }
 
-ModuleLayoutSearch search_module_layouts(const std::function<ModelWithLoss()>& make,
-                                         const std::vector<at::Tensor>& inputs,
+ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vector<at::Tensor>& inputs,
                                          const SearchModuleLayoutsOptions& options) {
   TORCH_CHECK_VALUE(make, "[search_module_layouts] make is an empty function");
-  const std::vector<DeviceMesh> meshes = allowed_meshes(options);
-  TriedModel tried{make, inputs, options};
-  run_on_one_rank(tried);
+  check_options(options, inputs);
+  const std::vector<ModelArrangement> arrangements = model_arrangements(options, inputs);
+  std::map<NamedNumbers, TriedModel> models;  // by settings
   ModuleLayoutSearch result;
   result.complete = true;
   AllTrials all;
-  const LayoutTrial* best = nullptr;
-  LayoutTrials* of_best = nullptr;
-  for (size_t m = 0; m < meshes.size(); ++m) {
-    LayoutTrials& trials = *all.emplace_back(std::make_unique<LayoutTrials>(tried, meshes[m]));
-    // What a mesh does not need is left to those after it.
-    const int64_t share = (options.max_steps - result.steps) / static_cast<int64_t>(meshes.size() - m);
+  double least = std::numeric_limits<double>::infinity();  // seconds of a choice that fits
+  for (size_t a = 0; a < arrangements.size(); ++a) {
+    const NamedNumbers& settings = arrangements[a].settings;
+    const auto [model, added] = models.try_emplace(settings, TriedModel{make, inputs, options, settings});
+    if (added) run_on_one_rank(model->second);
+    LayoutTrials& trials = *all.emplace_back(std::make_unique<LayoutTrials>(model->second, arrangements[a]));
+    // What an arrangement does not need is left to those after it.
+    const int64_t share = (options.max_steps - result.steps) / static_cast<int64_t>(arrangements.size() - a);
     const auto stop = [&] {
       const bool enough = trials.steps() >= share;
       if (enough) result.complete = false;
       return enough;
     };
-    double least =
-        best != nullptr && best->fits ? best->layouts.step.seconds() : std::numeric_limits<double>::infinity();
     const auto ran = [&](const LayoutTrial& trial) {
       if (trial.fits) least = std::min(least, trial.layouts.step.seconds());
       if (options.progress) options.progress(result.steps + trials.steps(), least);
     };
-    const LayoutTrial* found = ChoicesOfMesh(trials, tried.classes.classes.size(), stop, ran).search();
+    StyleSearch(trials, model->second.classes.classes.size(), stop, ran).search();
     result.steps += trials.steps();
-    if (found != nullptr && (best == nullptr || is_better(*found, *best))) best = found, of_best = &trials;
   }
-  check_best(*best, options.max_bytes);
-  const int64_t before = of_best->steps();
-  for (const LayoutTrial* better = best; better != nullptr;) {  // after max_steps, replicating a class may be better
-    best = better;
-    result.gains = gains_of(*best, tried.classes, *of_best);
-    better = nullptr;
-    for (const auto& [key, trial] : of_best->done()) {
-      if (is_better(trial, better != nullptr ? *better : *best)) better = &trial;
+  BestTrial best = best_of(all);
+  for (const LayoutTrial* before = nullptr; before != best.trial; best = best_of(all)) {
+    check_best(*best.trial, options.max_bytes);
+    const int64_t steps = best.of->steps();
+    if (best.trial->whole) {
+      before = best.trial;
+      result.gains = gains_of(*best.trial, models.at(best.trial->layouts.settings).classes, *best.of);
+    } else {
+      best.of->run_whole(*best.trial);
     }
+    result.steps += best.of->steps() - steps;
+    if (options.progress) options.progress(result.steps, least);
   }
-  result.best = best->layouts;
-  result.alternatives = alternatives_to(*best, all);
-  result.steps += of_best->steps() - before;
+  result.best = best.trial->layouts;
+  result.best.step = *best.trial->whole;
+  result.alternatives = alternatives_to(*best.trial, all);
   return result;
 }
 

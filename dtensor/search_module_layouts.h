@@ -1,7 +1,7 @@
 // Finds the layouts of a model that knows nothing of them: tries parallel styles for its modules, fully_shard() for its
 // layers and sizes of the mesh on imaginary ranks, and keeps what predict_step() says is fastest.
 //
-//   const auto make = [&]() -> ModelWithLoss {
+//   const auto make = [&](const ModelChoice&) -> ModelWithLoss {
 //     auto model = std::make_shared<LlamaImpl>(config);
 //     return {model, [=](const auto& in) { return cross_entropy(model->forward(in[0]), in[1]); }};
 //   };
@@ -56,11 +56,12 @@ struct ModuleLayoutSearch {
 
 // `inputs`: of the whole batch; only their shapes and dtypes count, so they may be on the device "meta". A choice whose
 // step throws is passed over, and one whose parameters and gradients alone exceed max_bytes is not run.
-// Errors (ValueError): an empty function; no model, or one without parameters; ranks < 1; `allows` allows no mesh;
-// max_steps < 1; no choice that was tried fits max_bytes (the text says what the nearest needs) or runs; what making a
-// model, or a step on one rank, throws. Runs on the calling thread.
-ModuleLayoutSearch search_module_layouts(const std::function<ModelWithLoss()>& make,
-                                         const std::vector<at::Tensor>& inputs,
+// Errors (ValueError): an empty function; no model, or one without parameters; ranks < 1; `allows` allows no mesh, or
+// none whose data dim is at most a micro-batch; max_steps < 1; a setting twice or without values; a number of
+// micro-batches below 1 or that does not divide dim 0 of an input; layers < 0, or a model of fewer layers that has
+// other classes of modules; no choice that was tried fits max_bytes (the text says what the nearest needs) or runs;
+// what making a model, or a step on one rank, throws. Runs on the calling thread.
+ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vector<at::Tensor>& inputs,
                                          const SearchModuleLayoutsOptions& options);
 
 }  // namespace dtensor

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "dtensor/layout_settings.h"
 #include "mesh/device_mesh.h"
 #include "plan/cost_model.h"
 
@@ -24,6 +25,15 @@ class Optimizer;
 
 namespace dtensor {
 
+// Which model is asked for.
+struct ModelChoice {
+  int64_t layers = 0;     // repeated layers, of a program that gives SearchModuleLayoutsOptions::layers
+  NamedNumbers settings;  // one value for each of SearchModuleLayoutsOptions::settings
+
+  // Error (ValueError): no such setting; the text lists them.
+  int64_t setting(const std::string& name) const;
+};
+
 // A new model without layouts, and its loss as a tensor without dims. Both are used inside a MeshScope, so that the
 // model has no data, however large it is.
 struct ModelWithLoss {
@@ -31,16 +41,29 @@ struct ModelWithLoss {
   std::function<at::Tensor(const std::vector<at::Tensor>& inputs)> loss;
 };
 
+using MakeModel = std::function<ModelWithLoss(const ModelChoice&)>;
+
 struct SearchModuleLayoutsOptions {
-  int64_t ranks = 0;              // all ways to write it as a product of the sizes of two mesh dims are tried
+  // All ways to write it as a product of the sizes of two mesh dims are tried, but those whose data dim is larger than
+  // the micro-batch.
+  int64_t ranks = 0;
   std::string data_dim = "dp";    // inputs are sharded over it by dim 0, and groups of fully_shard()
   std::string tensor_dim = "tp";  // that the styles are about
   // False: the mesh is not tried, as tensor parallelism beyond a node. Unset: all are.
   std::function<bool(const DeviceMesh& mesh)> allows = nullptr;
+  LayoutSettings settings = {};  // numbers of the program, as whether it computes activations again
+  // Numbers of micro-batches to try. A step computes the gradients of one after the other and adds them up. Each number
+  // divides dim 0 of all inputs.
+  std::vector<int64_t> micro_batches = {1};
+  // Repeated layers of the model, if make() can make it with fewer, as ModelChoice::layers says. Then choices are tried
+  // on models of 2 and 3 layers, as each further layer takes what the third one takes, and only the best on all layers:
+  // for 126 layers 25 times as fast. 0: on the model that make() makes.
+  int64_t layers = 0;
   // Unset: a step is forward and backward; what optimizers hold counts only with one.
   std::function<std::shared_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> parameters)> optimizer = nullptr;
   int64_t max_bytes = std::numeric_limits<int64_t>::max();  // of a rank
-  // Choices that are run at most, in equal shares for the meshes; besides, each class of the best may take one.
+  // Choices that are run at most, in equal shares for the meshes, settings and numbers of micro-batches; besides, the
+  // best takes one, and each class of it may take one.
   int64_t max_steps = 5000;
   std::optional<CostModel> cost_model = std::nullopt;  // unset: that of a new abstract world
   c10::DeviceType device_type = c10::DeviceType::CPU;  // of the tensors

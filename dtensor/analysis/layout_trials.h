@@ -1,4 +1,4 @@
-// Runs a model with layouts of its classes of modules on one imaginary mesh, and predicts its step: what
+// Runs a model with layouts of its classes of modules in one arrangement, and predicts its step: what
 // search_module_layouts() tries.
 #pragma once
 
@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "dtensor/analysis/model_arrangements.h"
 #include "dtensor/apply_layouts.h"
 #include "dtensor/parallel/module_classes.h"
 #include "dtensor/search_module_layouts_options.h"
@@ -33,26 +34,25 @@ std::optional<ParallelStyle> style_of_class(const ModuleClass& c, ClassStyle sty
 
 // What is tried. The references outlive all uses.
 struct TriedModel {
-  const std::function<ModelWithLoss()>& make;
+  const MakeModel& make;
   const std::vector<at::Tensor>& inputs;
   const SearchModuleLayoutsOptions& options;
+  NamedNumbers settings = {};
   ModuleClasses classes = {};
-  std::vector<bool> has_gradient = {};  // in the order of parameters(): whether a step on one rank makes one
+  // By the number of layers that trials run: whether a step on one rank makes a gradient, in the order of parameters().
+  std::map<int64_t, std::vector<bool>> has_gradient = {};
 };
 
 // Sets the last two members. Errors: see search_module_layouts().
 void run_on_one_rank(TriedModel& tried);
 
-// All meshes of options.ranks that the options allow, each of an abstract world of its own with their cost model.
-// Errors: see search_module_layouts().
-std::vector<DeviceMesh> allowed_meshes(const SearchModuleLayoutsOptions& options);
-
 struct LayoutTrial {
   ClassStyles styles;
   ModuleLayouts layouts;
-  bool ran = false;     // false: it failed, or was not run, and layouts.step has only a lower bound of its memory
-  bool fits = false;    // ran, within max_bytes
-  std::string failure;  // the error of its step; "": none
+  bool ran = false;  // false: it failed, or was not run, and layouts.step has only a lower bound of its memory
+  std::optional<StepPrediction> whole;  // after run_whole(); layouts.step stays, to compare trials by
+  bool fits = false;                    // ran, within max_bytes
+  std::string failure;                  // the error of its step; "": none
 
   std::string memory_text() const;  // "3.00 GiB", "at least 3.00 GiB"
 };
@@ -63,14 +63,19 @@ bool is_better(const LayoutTrial& a, const LayoutTrial& b);
 
 class LayoutTrials {
  public:
-  // `mesh`: of an abstract world that no one else uses, the data dim and the tensor dim. `tried` outlives this.
-  LayoutTrials(const TriedModel& tried, DeviceMesh mesh) : tried_(tried), mesh_(std::move(mesh)) {}
+  // `tried`, of the same settings, outlives this.
+  LayoutTrials(const TriedModel& tried, ModelArrangement arrangement)
+      : tried_(tried), arrangement_(std::move(arrangement)) {}
 
   // Runs each choice once, however often it is asked for, and one whose parameters and gradients alone exceed max_bytes
   // not at all: it does not fit, and its peak is what these take.
   const LayoutTrial& run(const ClassStyles& styles);
-  // Likewise, for layouts of any kind; their mesh becomes that of the trials. `styles`: LayoutTrial::styles.
+  // Likewise, for layouts of any kind; their mesh, settings and micro-batches become those of the trials. `styles`:
+  // LayoutTrial::styles.
   const LayoutTrial& run(ModuleLayouts layouts, const ClassStyles& styles = {});
+  // One of done(): sets `whole` to its second step on all layers of the model, and `fits` and `failure` as they are
+  // there.
+  void run_whole(const LayoutTrial& trial);
   // The result of run(), if it has that already; else null.
   const LayoutTrial* find(const ClassStyles& styles) const;
 
@@ -78,12 +83,12 @@ class LayoutTrials {
   int64_t steps() const { return steps_; }                                  // that were run
 
  private:
-  NamedNumbers mesh_sizes() const;
   ModuleLayouts layouts_of(const ClassStyles& styles) const;
-  void run_step(LayoutTrial& trial);
+  // nullopt: not run, as parameters and gradients alone take `least_bytes`, more than max_bytes.
+  std::optional<StepPrediction> run_step(const ModuleLayouts& layouts, int64_t& least_bytes);
 
   const TriedModel& tried_;
-  const DeviceMesh mesh_;
+  const ModelArrangement arrangement_;
   std::map<std::string, LayoutTrial> done_;
   int64_t steps_ = 0;
 };

@@ -72,13 +72,20 @@ class ViTImpl : public torch::nn::Module {
 
   // images: [batch, 3, image, image] -> scores [batch, classes].
   torch::Tensor forward(const torch::Tensor& images) {
+    auto x = embedded(images);
+    for (const auto& block : *blocks) x = block->as<ViTBlock>()->forward(x);
+    return scores(x);
+  }
+
+  // What the first block takes: [batch, patches, width].
+  torch::Tensor embedded(const torch::Tensor& images) {
     const auto tiles =
         images.unflatten(3, {-1, patch_}).unflatten(2, {-1, patch_});  // [b, 3, rows, patch, columns, patch]
-    auto x = patches(tiles.permute({0, 2, 4, 1, 3, 5}).flatten(3).flatten(1, 2));
-    x = torch::cat({start.expand({x.size(0), -1, -1}), x}, 1) + positions;
-    for (const auto& block : *blocks) x = block->as<ViTBlock>()->forward(x);
-    return head(norm(x).select(1, 0));
+    const auto x = patches(tiles.permute({0, 2, 4, 1, 3, 5}).flatten(3).flatten(1, 2));
+    return torch::cat({start.expand({x.size(0), -1, -1}), x}, 1) + positions;
   }
+  // Of what the last block gives.
+  torch::Tensor scores(const torch::Tensor& x) { return head(norm(x).select(1, 0)); }
 
   torch::nn::Linear patches;
   torch::Tensor start, positions;

@@ -146,7 +146,7 @@ TEST_CASE("advise_module_layouts: errors", "[dtensor][advise_module_layouts]") {
     CAPTURE(all, part);
     CHECK(all.find(part) != std::string::npos);
   };
-  has(text({{{"dp", 4}, {"tp", 4}}, {}, {}, {}}), "is dp=4 tp=4; expected the mesh dims 'dp' and 'tp' of 4 ranks");
+  has(text({{{"dp", 4}, {"tp", 4}}, {}, {}, {}}), "is 'dp=4 tp=4'; expected the mesh dims 'dp' and 'tp' of 4 ranks");
   has(text({{{"dp", 2}, {"model", 2}}, {}, {}, {}}), "expected the mesh dims 'dp' and 'tp' of 4 ranks");
   has(text({}), "expected the mesh dims 'dp' and 'tp' of 4 ranks");
   has(text({{{"dp", 2}, {"tp", 2}}, {{{"layer.*", ColwiseParallel()}}}, {}, {}}), "'layer.*' matches no module");

@@ -12,7 +12,7 @@
 
 namespace dtensor::testing {
 
-inline ModelWithLoss make_language_model() {
+inline ModelWithLoss make_language_model(const ModelChoice& = {}) {
   auto model = std::make_shared<LanguageModelImpl>(40, 8);
   return {model, [model](const std::vector<Tensor>& inputs) {
             const Tensor scores = model->forward(inputs.at(0));
