@@ -10,7 +10,6 @@
 
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch/report_work.h"
-#include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/box_convolution.h"
@@ -111,7 +110,6 @@ double seconds_to(const at::Tensor& t, const Placements& to) {
 at::Tensor redistributed(const c10::OperatorHandle& op, const at::Tensor& t, const Placements& to, const char* name,
                          const at::Tensor& weight) {
   if (!t.defined()) return t;
-  if (is_leaf_parameter(t)) keep_gradient_layout(t);
   return redistribute_below_autograd(t, to, halo_cause(op, {t, weight}, name));
 }
 

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
@@ -145,7 +144,6 @@ std::optional<Move> replication_pad_backward(const Arguments& args, at::IntArray
 // Reduces the argument where its kind of Partial may not pass.
 at::Tensor reduced_if_needed(const c10::OperatorHandle& op, Arguments& args, const char* name, Passing passing) {
   at::Tensor t = args.tensor(name);
-  if (is_leaf_parameter(t)) keep_gradient_layout(t);
   const Placements& placements = spec_of(t)->placements();
   if (passes(placements, passing)) return t;
   t = redistribute_below_autograd(t, without_partials(placements), halo_cause(op, t, name));

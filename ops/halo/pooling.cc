@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/decision.h"
@@ -75,7 +74,6 @@ bool is_shared(const at::Tensor& t, const std::optional<Pooling>& pooling) {
 
 at::Tensor reduced_argument(const c10::OperatorHandle& op, Arguments& args, const char* name, bool sums_pass) {
   at::Tensor t = args.tensor(name);
-  if (is_leaf_parameter(t)) keep_gradient_layout(t);
   const Placements &given = spec_of(t)->placements(), values = without_partials(given);
   if (given == values || (sums_pass && !has_nonlinear_partial(given))) return t;
   t = redistribute_below_autograd(t, values, halo_cause(op, t, name));

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/boxes.h"
@@ -64,7 +63,6 @@ std::optional<std::vector<SpreadDim>> shared_dims(const Arguments& args, const S
 
 at::Tensor without_nonlinear_partials(const c10::OperatorHandle& op, Arguments& args, const char* name) {
   at::Tensor t = args.tensor(name);
-  if (is_leaf_parameter(t)) keep_gradient_layout(t);
   const Placements& given = spec_of(t)->placements();
   if (!has_nonlinear_partial(given)) return t;
   t = redistribute_below_autograd(t, without_partials(given), halo_cause(op, t, name));

@@ -12,7 +12,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
@@ -74,7 +73,6 @@ void index_select(const c10::OperatorHandle& op, Stack& stack) {
   args.set("index", replicate_plain(index, source->mesh()));
   if (args.out().defined() || self.numel() == 0 || cutting_mesh_dims(*source, {dim}).empty())
     return dispatch_by_rule(op, stack);
-  if (is_leaf_parameter(self)) keep_gradient_layout(self);  // as dispatch_by_rule() does
   const Shape& sizes = source->sizes();
   const SpecPtr result = Spec::get(source->mesh(), as_addends(source->placements()),
                                    at::IntArrayRef(sizes.data(), sizes.size()), source->dtype());

@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/view_call.h"
 #include "ops/halo/decision.h"
@@ -129,7 +128,6 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{request, rule->outputs[0]->with_placements(placements)};
   });
   if (!decision) return dispatch_by_rule(op, stack);
-  if (is_leaf_parameter(self)) keep_gradient_layout(self);
   at::Tensor view = make_lazy_slice({op, self, decision->result, taken->start * self.stride(taken->dim), cutting,
                                      decision->plan, kSelect ? taken->dim : -1, halo_cause(op, self, "self")});
   return_view(op, stack, std::move(view));
@@ -176,7 +174,6 @@ void unfold(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{{source, result, {windows->halo_dim()}}, result};
   });
   if (!decision) return dispatch_by_rule(op, stack);
-  if (is_leaf_parameter(self)) keep_gradient_layout(self);
   RankTensors locals = fetch_halos(*decision->plan, meta_for_read(self).locals, 0, halo_cause(op, self, "self"));
   {
     LocalGuard guard;

@@ -11,7 +11,6 @@
 
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch/op_info.h"
-#include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
@@ -121,7 +120,6 @@ void as_strided(const c10::OperatorHandle& op, Stack& stack) {
   std::vector<c10::IValue> args(torch::jit::last(stack, 4).vec());
   torch::jit::drop(stack, 4);
   const at::Tensor self = args[0].toTensor();
-  if (is_leaf_parameter(self)) keep_gradient_layout(self);  // as dispatch_by_rule() does
   const std::vector<int64_t> size = args[1].toIntVector(), stride = args[2].toIntVector();
   const int64_t offset = args[3].toOptional<int64_t>().value_or(self.storage_offset());
   if (self.sizes() == size && self.strides() == stride && offset == self.storage_offset()) {
