@@ -1,5 +1,7 @@
 #include "propagation/call_context.h"
 
+#include <c10/util/StringUtil.h>
+
 #include <algorithm>
 #include <concepts>
 #include <cstring>
@@ -65,6 +67,13 @@ bool is_alike(const c10::SmallVector<TensorHints, kInline>& inputs, size_t a, si
 }
 
 }  // namespace
+
+std::string ScopeHints::to_string() const {
+  std::string text;
+  if (limits.any()) text += c10::str(" within ", limits.max_bytes, " bytes");
+  if (keep_class_shards) text += " in a LossParallel scope";
+  return text;
+}
 
 bool CallContext::is_mutable(size_t input) const { return has_number(mutable_layouts, input); }
 

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <tuple>
 
@@ -47,6 +48,7 @@ struct ScopeHints {
     const auto& [max, keep] = *this;
     return std::tie(max, keep);
   }
+  std::string to_string() const;  // " within 1024 bytes", for a call's description; empty: none is set
 };
 
 // Inputs are named by their index into OpCall::inputs.

@@ -104,12 +104,6 @@ ListCall::Tensors ListCall::tensors_of(size_t n) const {
   return tensors;
 }
 
-// What note_context() asks of a tensor.
-uint64_t hints_of(const at::Tensor& t) {
-  const bool is_parameter = meta_without_sync(t).storage->is_parameter.load(std::memory_order_relaxed);
-  return uint64_t{is_parameter} | uint64_t{is_unwritten_factory_result(t)} << 1;
-}
-
 // Whether the layout of the first tensor, which the operator writes to, is in CallContext::mutable_layouts.
 bool has_own_mutable_layout(c10::ArrayRef<const at::Tensor*> tensors) {
   if (!has_mutable_layout(*tensors[0])) return false;

@@ -56,7 +56,14 @@ void append(Key& key, const c10::IValue& value) {
   }
 }
 
-// By operator, rules, limits and arguments.
+// Of the scope, which no argument shows.
+void append(Key& key, const CallContext& context) {
+  CacheKey hints;
+  context.append_to_key(hints);
+  key.insert(key.end(), hints.begin(), hints.end());
+}
+
+// By operator, rules, hints and arguments.
 struct HaloMemo : Memo<Key, DecisionPtr, 1024> {};
 
 // Time of the matrix products on a rank, given the parts in the decision.
@@ -113,7 +120,10 @@ DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& 
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   std::vector<SpecPtr> specs;
   Key key{static_cast<int64_t>(reinterpret_cast<intptr_t>(&op.schema())),
-          static_cast<int64_t>(RuleRegistry::instance().generation()), current_dispatch_scope().hints.limits.max_bytes};
+          static_cast<int64_t>(RuleRegistry::instance().generation())};
+  CallContext context;
+  context.scope = current_dispatch_scope().hints;
+  append(key, context);
   for (const c10::IValue& value : args) {
     append(key, value);
     if (value.isTensor() && value.toTensor().defined()) specs.push_back(spec_of(value.toTensor()));
@@ -124,9 +134,9 @@ DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& 
 
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   OpCall call = OpCall::make(c10::toString(op.operator_name()), specs, args.vec());
-  call.context.scope.limits = current_dispatch_scope().hints.limits;
+  call.context = context;
   auto decision = decide(call, choose);
-  if (decision->plan) strategy_cache(world).check_open(call.to_string());
+  if (decision->plan) strategy_cache(world).check_open(call.to_string() + context.scope.to_string());
   memo.insert(std::move(key), decision, std::move(specs));
   return decision;
 }

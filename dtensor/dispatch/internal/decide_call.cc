@@ -138,10 +138,7 @@ Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Input
   const OpCall call = make_call(info, in, args);
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   decision = propagate(call, resolved.rule);
-  std::string description = call.to_string();
-  if (call.context.scope.limits.any())
-    description += c10::str(" within ", call.context.scope.limits.max_bytes, " bytes");
-  if (call.context.scope.keep_class_shards) description += " in a LossParallel scope";
+  std::string description = call.to_string() + call.context.scope.to_string();
   cache.check_open(description);
   return {std::move(decision), true, std::move(key), std::move(description)};
 }
