@@ -1,7 +1,9 @@
 #include "dtensor/layout_cache/cached_facts.h"
 
 #include <c10/core/InferenceMode.h>
+#include <c10/util/accumulate.h>
 
+#include <algorithm>
 #include <mutex>
 #include <utility>
 
@@ -59,6 +61,63 @@ void cache_margins(const at::Tensor& t, int64_t dim, int64_t width, RankTensors 
 std::optional<CachedMargins> cached_margins(const at::Tensor& t, int64_t dim, int64_t width) {
   return find_fact<CachedMargins>(t, meta_for_read(t),
                                   [&](const CachedMargins& m) { return m.dim == dim && m.width >= width; });
+}
+
+// ------------------------------------------------------------ ghost regions
+
+const LazyParts::Made* LazyParts::get() {
+  std::lock_guard lock(mutex_);
+  if (make_) {
+    made_ = make_();
+    make_ = nullptr;
+  }
+  was_got_ = true;
+  return made_ ? &*made_ : nullptr;
+}
+
+const LazyParts::Made* LazyParts::if_made() {
+  std::lock_guard lock(mutex_);
+  return made_ ? &*made_ : nullptr;
+}
+
+bool LazyParts::was_got() {
+  std::lock_guard lock(mutex_);
+  return was_got_;
+}
+
+void LazyParts::forget() {
+  std::lock_guard lock(mutex_);
+  make_ = nullptr;
+}
+
+bool LazyParts::are_forgotten() {
+  std::lock_guard lock(mutex_);
+  return !make_ && !made_;
+}
+
+const GhostRegion::Dim* GhostRegion::along(int64_t dim) const {
+  const auto found = std::find_if(dims.begin(), dims.end(), [&](const Dim& d) { return d.dim == dim; });
+  return found == dims.end() ? nullptr : &*found;
+}
+
+Part box_of_rank(const GhostRegion& around, const Spec& spec, int64_t rank) {
+  Part box = spec.layout_of_rank(rank);
+  const auto coordinate = spec.mesh().coordinate(rank);
+  for (const auto& [dim, cut_by, known] : around.dims) {
+    int64_t place = 0;
+    for (const int64_t m : cut_by) place = place * spec.mesh().size(m) + coordinate[m];
+    box.dims[dim] = {known[place]};
+    box.offsets[dim] = known[place].begin;
+  }
+  return box;
+}
+
+int64_t box_bytes(const GhostRegion& around, const Spec& spec) {
+  Shape sizes = spec.layout_of_rank(spec.mesh().ranks()[0]).sizes();
+  for (const auto& [dim, cut_by, known] : around.dims) {
+    for (const Run& run : known) sizes[dim] = std::max(sizes[dim], run.size);
+  }
+  return c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(spec.dtype()));
 }
 
 void cache_ghost_region(const at::Tensor& t, GhostRegion region) {

@@ -19,7 +19,6 @@
 #include <variant>
 #include <vector>
 
-#include "dtensor/layout_cache/ghost_region.h"
 #include "dtensor/layout_cache/remembered_bytes.h"
 #include "dtensor/tensor/representation.h"
 
@@ -28,6 +27,8 @@ struct RedistributePlan;  // plan/redistribute_plan.h
 }  // namespace dtensor
 
 namespace dtensor::internal {
+
+struct GhostRegion;  // cached_facts.h
 
 // A tensor as a range of the memory that it shares with its views.
 struct MemoryRange {
