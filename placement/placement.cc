@@ -1,5 +1,6 @@
 #include "placement/placement.h"
 
+#include <algorithm>
 #include <ostream>
 #include <utility>
 
@@ -82,5 +83,22 @@ Placements without_partials(Placements placements) {
   }
   return placements;
 }
+
+namespace internal {
+
+Placements as_addends(Placements placements) {
+  for (Placement& p : placements) {
+    if (p.is_partial()) p = Partial(p.reduce_op());
+  }
+  return placements;
+}
+
+bool has_nonlinear_partial(const Placements& placements) {
+  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) {
+    return p.is_partial() && p.reduce_op() != ReduceOp::kSum && p.reduce_op() != ReduceOp::kAvg;
+  });
+}
+
+}  // namespace internal
 
 }  // namespace dtensor

@@ -105,4 +105,13 @@ std::ostream& operator<<(std::ostream& os, const Placements& p);
 // `placements` with every Partial as Replicate: where the value is once it is reduced.
 Placements without_partials(Placements placements);
 
+namespace internal {
+
+// The layout of a result computed from addends: MaskPartials become Partials.
+Placements as_addends(Placements placements);
+// Whether any of the placements is a Partial other than sum or average.
+bool has_nonlinear_partial(const Placements& placements);
+
+}  // namespace internal
+
 }  // namespace dtensor

@@ -1,6 +1,5 @@
 #include "ops/halo/decision.h"
 
-#include <algorithm>
 #include <cstring>
 #include <string>
 #include <utility>
@@ -139,19 +138,6 @@ DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& 
   if (decision->plan) strategy_cache(world).check_open(call.to_string() + context.scope.to_string());
   memo.insert(std::move(key), decision, std::move(specs));
   return decision;
-}
-
-Placements as_addends(Placements placements) {
-  for (Placement& p : placements) {
-    if (p.is_partial()) p = Partial(p.reduce_op());
-  }
-  return placements;
-}
-
-bool has_nonlinear_partial(const Placements& placements) {
-  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) {
-    return p.is_partial() && p.reduce_op() != ReduceOp::kSum && p.reduce_op() != ReduceOp::kAvg;
-  });
 }
 
 CommCause halo_cause(const c10::OperatorHandle& op, c10::ArrayRef<at::Tensor> inputs, const char* argument) {

@@ -45,11 +45,6 @@ using HaloChooser = std::function<std::optional<HaloChoice>(const Decision* rule
 std::shared_ptr<const HaloDecision> decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
                                                 const HaloChooser& choose);
 
-// The layout of a result computed from addends: MaskPartials become Partials.
-Placements as_addends(Placements placements);
-// Whether any of the placements is a Partial other than sum or average.
-bool has_nonlinear_partial(const Placements& placements);
-
 // `inputs`: of the call, for its module.
 CommCause halo_cause(const c10::OperatorHandle& op, c10::ArrayRef<at::Tensor> inputs, const char* argument);
 

@@ -20,6 +20,7 @@
 #include "ops/halo/windows.h"
 #include "ops/support/arguments.h"
 #include "ops/support/movement.h"
+#include "placement/placement.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {

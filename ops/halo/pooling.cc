@@ -22,6 +22,7 @@
 #include "ops/spatial/window_arguments.h"
 #include "ops/support/arguments.h"
 #include "ops/support/meta_tensor.h"
+#include "placement/placement.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {

@@ -16,6 +16,7 @@
 #include "ops/halo/decision.h"
 #include "ops/halo/windows.h"
 #include "ops/support/arguments.h"
+#include "placement/placement.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {

@@ -18,6 +18,7 @@
 #include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
 #include "ops/support/arguments.h"
+#include "placement/placement.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {

@@ -18,6 +18,7 @@
 #include "ops/stencil/lazy_slices.h"
 #include "ops/support/arguments.h"
 #include "ops/support/meta_tensor.h"
+#include "placement/placement.h"
 #include "placement/with_dim.h"
 #include "propagation/rule_registry.h"
 

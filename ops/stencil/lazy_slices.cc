@@ -12,8 +12,8 @@
 #include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/views/copied_view.h"
-#include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
+#include "placement/placement.h"
 #include "plan/memo.h"
 
 namespace dtensor::internal {

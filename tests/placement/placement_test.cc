@@ -241,5 +241,14 @@ TEST_CASE("normalize_placements names the invalid placement") {
   }
 }
 
+TEST_CASE("Layouts of addends") {
+  const Placement masked = MaskPartial({10, 23}, 0), most = Partial(ReduceOp::kMax), mean = Partial(ReduceOp::kAvg);
+  CHECK(internal::as_addends({Shard(1), masked, mean, Replicate()}) ==
+        Placements{Shard(1), Partial(), mean, Replicate()});
+  CHECK(internal::as_addends({most}) == Placements{most});
+  CHECK_FALSE(internal::has_nonlinear_partial({Shard(1), masked, Replicate(), mean}));
+  CHECK(internal::has_nonlinear_partial({Partial(), most}));
+}
+
 }  // namespace
 }  // namespace dtensor
