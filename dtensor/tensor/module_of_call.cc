@@ -11,6 +11,7 @@
 #include <queue>
 #include <set>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "comm/scope.h"
@@ -114,6 +115,10 @@ std::string module_of_call(c10::ArrayRef<at::Tensor> inputs) {
   if (const std::string& scope = current_scope().module_path; !scope.empty()) return scope;
   const auto module = last_module(functions);
   return module && !module->empty() ? "after " + *module : std::string();
+}
+
+CommCause call_cause(const c10::OperatorHandle& op, std::string argument, c10::ArrayRef<at::Tensor> inputs) {
+  return {c10::toString(op.operator_name()), std::move(argument), module_of_call(inputs), /*implicit=*/true};
 }
 
 }  // namespace dtensor::internal

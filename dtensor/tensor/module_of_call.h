@@ -3,9 +3,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/ArrayRef.h>
 
 #include <string>
+
+#include "comm/comm_event.h"
 
 namespace dtensor::internal {
 
@@ -19,5 +22,7 @@ namespace dtensor::internal {
 // In backward the call counts as one of the operator whose gradient is computed. Only metadata is read. If nothing
 // listens to this thread, the parameters among the inputs and the scope decide alone.
 std::string module_of_call(c10::ArrayRef<at::Tensor> inputs);
+// The cause of communication that a call of `op` with these inputs needs for its `argument` ("": for none).
+CommCause call_cause(const c10::OperatorHandle& op, std::string argument, c10::ArrayRef<at::Tensor> inputs);
 
 }  // namespace dtensor::internal

@@ -56,8 +56,7 @@ at::Tensor take_again(const ViewOrigin& origin) {
 
 void read_by_call(const ViewOrigin& origin) {
   at::Tensor now = take_again(origin);
-  const CommCause cause{c10::toString(origin.op.operator_name()), "self", module_of_call(origin.base),
-                        /*implicit=*/true};
+  const CommCause cause = call_cause(origin.op, "self", origin.base);
   now = redistribute_below_autograd(now, origin.spec->placements(), cause);
   LocalGuard guard;
   for (size_t i = 0; i < origin.locals.size(); ++i) copy_values(origin.locals[i], meta_for_read(now).locals[i]);

@@ -24,10 +24,6 @@ namespace {
 
 using torch::jit::Stack;
 
-CommCause cause_of(const c10::OperatorHandle& op, const std::string& argument, const at::Tensor& t) {
-  return {c10::toString(op.operator_name()), argument, module_of_call(t), /*implicit=*/true};
-}
-
 void check_has_data(const c10::OperatorHandle& op, const at::Tensor& t) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !meta_without_sync(t).locals.empty(), op.operator_name(), ": the value of ", spec_of(t)->to_string(),
@@ -57,10 +53,10 @@ void item(const c10::OperatorHandle& op, Stack& stack) {
   TORCH_CHECK(self.numel() == 1, "a Tensor with ", self.numel(), " elements cannot be converted to Scalar");
   check_has_data(op, self);
   const at::Tensor known = find_reduced_copy(self);
-  if (known.defined() && reports_reuse()) report_reduced_copy(cause_of(op, "self", self), self);
+  if (known.defined() && reports_reuse()) report_reduced_copy(call_cause(op, "self", self), self);
   const at::Tensor whole =
       redistribute_below_autograd(known.defined() ? known : self, Placements(spec_of(self)->mesh().ndim(), Replicate()),
-                                  cause_of(op, "self", self));
+                                  call_cause(op, "self", self));
   LocalGuard guard;
   stack.emplace_back(meta_for_read(whole).locals.front().item());
 }
@@ -116,8 +112,8 @@ void equal(const c10::OperatorHandle& op, Stack& stack) {
   Placements layout = spec_of(self)->placements();
   if (spec_of(self)->has_partial()) layout = spec_of(other)->placements();
   layout = without_partials(std::move(layout));
-  self = redistribute_below_autograd(self, layout, cause_of(op, "self", self));
-  other = is_one ? self : redistribute_below_autograd(other, layout, cause_of(op, "other", other));
+  self = redistribute_below_autograd(self, layout, call_cause(op, "self", self));
+  other = is_one ? self : redistribute_below_autograd(other, layout, call_cause(op, "other", other));
   std::vector<bool> flags;
   {
     LocalGuard guard;
@@ -127,7 +123,7 @@ void equal(const c10::OperatorHandle& op, Stack& stack) {
   }
   const bool knows_all = is_one && static_cast<int64_t>(flags.size()) == mesh.size();
   stack.emplace_back(knows_all ? std::find(flags.begin(), flags.end(), false) == flags.end()
-                               : all_true(mesh, layout, flags, cause_of(op, "", self)));
+                               : all_true(mesh, layout, flags, call_cause(op, "", self)));
 }
 
 void allclose(const c10::OperatorHandle& op, Stack& stack) {

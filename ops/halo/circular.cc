@@ -9,6 +9,7 @@
 
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
@@ -99,7 +100,7 @@ void pad_circular(const c10::OperatorHandle& op, Stack& stack) {
   for (const HaloDim& d : *dims) numbers.push_back(d.dim);
   if (cutting_mesh_dims(*spec_of(self), numbers).empty()) return pad_circular_by_pieces(op, stack);
   if (is_leaf_parameter(self)) keep_gradient_layout(self);
-  const CommCause cause = halo_cause(op, self, "self");
+  const CommCause cause = call_cause(op, "self", self);
   self = redistribute_as(self, without_partials(spec_of(self)->placements()), cause);
   args.set("self", self);
   const SpecPtr& source = spec_of(self);

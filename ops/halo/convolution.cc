@@ -11,6 +11,7 @@
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch/report_work.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/box_convolution.h"
 #include "ops/halo/boxes.h"
@@ -110,11 +111,11 @@ double seconds_to(const at::Tensor& t, const Placements& to) {
 at::Tensor redistributed(const c10::OperatorHandle& op, const at::Tensor& t, const Placements& to, const char* name,
                          const at::Tensor& weight) {
   if (!t.defined()) return t;
-  return redistribute_below_autograd(t, to, halo_cause(op, {t, weight}, name));
+  return redistribute_below_autograd(t, to, call_cause(op, name, {t, weight}));
 }
 
 void report(const c10::OperatorHandle& op, const at::Tensor& weight, const Work& work) {
-  const CommCause cause = halo_cause(op, weight, "");
+  const CommCause cause = call_cause(op, "", weight);
   report_flops(cause.op, cause.module_path, *spec_of(weight), work.of_rank, work.of_one);
 }
 
@@ -142,7 +143,7 @@ void convolution(const c10::OperatorHandle& op, Stack& stack) {
                    weight = redistributed(op, weight_given, layouts.weight, "weight", weight_given),
                    bias = redistributed(op, bias_given, layouts.bias, "bias", weight_given);
   RankTensors locals =
-      boxes_of(*decision->plan, input, call->convolution.box_key(), halo_cause(op, {input, weight_given}, "input"));
+      boxes_of(*decision->plan, input, call->convolution.box_key(), call_cause(op, "input", {input, weight_given}));
   {
     LocalGuard guard;
     for (size_t i = 0; i < locals.size(); ++i) {
@@ -184,7 +185,7 @@ void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
   RankTensors boxes;
   if (mask[1]) {
     const at::Tensor input = redistributed(op, input_given, layouts.input, "input", weight_given);
-    boxes = boxes_of(plan, input, call->convolution.box_key(), halo_cause(op, {input, weight_given}, "input"));
+    boxes = boxes_of(plan, input, call->convolution.box_key(), call_cause(op, "input", {input, weight_given}));
   } else {
     LocalGuard guard;  // only its sizes matter
     for (size_t i = 0; i < grads.size(); ++i) boxes.push_back(grads[i].new_zeros(plan.ranks[i].wanted));
@@ -203,7 +204,7 @@ void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
   std::array<at::Tensor, 3> results;
   if (mask[0]) {
     results[0] = make_dtensor(decision->result, back_from_boxes(plan, std::move(locals[0]),
-                                                                halo_cause(op, {grad, weight_given}, "grad_output")));
+                                                                call_cause(op, "grad_output", {grad, weight_given})));
   }
   const SpecPtr w = spec_of(weight_given);
   if (mask[1]) results[1] = make_dtensor(w->with_placements(layouts.grad_weight), std::move(locals[1]));

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "dtensor/tensor/dispatch_scope.h"
-#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/cost_model.h"
 #include "plan/cost_policy.h"
@@ -138,10 +137,6 @@ DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& 
   if (decision->plan) strategy_cache(world).check_open(call.to_string() + context.scope.to_string());
   memo.insert(std::move(key), decision, std::move(specs));
   return decision;
-}
-
-CommCause halo_cause(const c10::OperatorHandle& op, c10::ArrayRef<at::Tensor> inputs, const char* argument) {
-  return {c10::toString(op.operator_name()), argument, module_of_call(inputs), /*implicit=*/true};
 }
 
 }  // namespace dtensor::internal

@@ -45,7 +45,4 @@ using HaloChooser = std::function<std::optional<HaloChoice>(const Decision* rule
 std::shared_ptr<const HaloDecision> decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
                                                 const HaloChooser& choose);
 
-// `inputs`: of the call, for its module.
-CommCause halo_cause(const c10::OperatorHandle& op, c10::ArrayRef<at::Tensor> inputs, const char* argument);
-
 }  // namespace dtensor::internal

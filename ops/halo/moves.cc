@@ -13,6 +13,7 @@
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
@@ -147,7 +148,7 @@ at::Tensor reduced_if_needed(const c10::OperatorHandle& op, Arguments& args, con
   at::Tensor t = args.tensor(name);
   const Placements& placements = spec_of(t)->placements();
   if (passes(placements, passing)) return t;
-  t = redistribute_below_autograd(t, without_partials(placements), halo_cause(op, t, name));
+  t = redistribute_below_autograd(t, without_partials(placements), call_cause(op, name, t));
   args.set(name, t);
   return t;
 }
@@ -235,7 +236,7 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
     return choice;
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  const CommCause cause = halo_cause(op, self, "self");
+  const CommCause cause = call_cause(op, "self", self);
   if (decision->later && may_cache_facts_of_new(*decision->result)) {
     const at::Tensor padded = pad_lazily(*decision, self, move->fill, cause);
     torch::jit::drop(stack, op.schema().arguments().size());
@@ -277,7 +278,7 @@ void move_back(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{{result, source, move->dims}, result};
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  RankTensors locals = add_back_halos(*decision->plan, meta_for_read(grad).locals, halo_cause(op, grad, "grad_output"));
+  RankTensors locals = add_back_halos(*decision->plan, meta_for_read(grad).locals, call_cause(op, "grad_output", grad));
   return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 

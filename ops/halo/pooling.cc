@@ -15,6 +15,7 @@
 
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
@@ -77,7 +78,7 @@ at::Tensor reduced_argument(const c10::OperatorHandle& op, Arguments& args, cons
   at::Tensor t = args.tensor(name);
   const Placements &given = spec_of(t)->placements(), values = without_partials(given);
   if (given == values || (sums_pass && !has_nonlinear_partial(given))) return t;
-  t = redistribute_below_autograd(t, values, halo_cause(op, t, name));
+  t = redistribute_below_autograd(t, values, call_cause(op, name, t));
   args.set(name, t);
   return t;
 }
@@ -168,7 +169,7 @@ void max_pool(const c10::OperatorHandle& op, Stack& stack) {
   const auto decision = decide_forward(op, stack, spec_of(self), *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const double lowest = -std::numeric_limits<double>::infinity();
-  RankTensors boxes = fetch_halos(*decision->plan, meta_for_read(self).locals, lowest, halo_cause(op, self, "self"));
+  RankTensors boxes = fetch_halos(*decision->plan, meta_for_read(self).locals, lowest, call_cause(op, "self", self));
   RankTensors values, indices;
   {
     LocalGuard guard;
@@ -209,7 +210,7 @@ void max_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
   const auto decision = decide_backward(op, stack, spec_of(grad), *spec_of(self), *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
   indices = redistribute_below_autograd(indices, without_partials(spec_of(grad)->placements()),
-                                        halo_cause(op, indices, "indices"));
+                                        call_cause(op, "indices", indices));
   RankTensors pieces;
   {
     LocalGuard guard;
@@ -225,7 +226,7 @@ void max_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
       pieces.push_back(std::move(piece));
     }
   }
-  RankTensors locals = add_back_halos(*decision->plan, pieces, halo_cause(op, grad, "grad_output"));
+  RankTensors locals = add_back_halos(*decision->plan, pieces, call_cause(op, "grad_output", grad));
   return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 
@@ -264,7 +265,7 @@ void avg_pool(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = reduced_argument(op, args, "self", /*sums_pass=*/true);
   const auto decision = decide_forward(op, stack, spec_of(self), *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  RankTensors boxes = fetch_halos(*decision->plan, meta_for_read(self).locals, 0, halo_cause(op, self, "self"));
+  RankTensors boxes = fetch_halos(*decision->plan, meta_for_read(self).locals, 0, call_cause(op, "self", self));
   {
     LocalGuard guard;
     const auto kernel = pooling->list(&WindowDim::size), stride = pooling->list(&WindowDim::stride);
@@ -312,7 +313,7 @@ void avg_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
       pieces.push_back(piece.to(grad.scalar_type()));
     }
   }
-  RankTensors locals = add_back_halos(*decision->plan, pieces, halo_cause(op, grad, "grad_output"));
+  RankTensors locals = add_back_halos(*decision->plan, pieces, call_cause(op, "grad_output", grad));
   return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 

@@ -11,6 +11,7 @@
 
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/boxes.h"
 #include "ops/halo/decision.h"
@@ -66,7 +67,7 @@ at::Tensor without_nonlinear_partials(const c10::OperatorHandle& op, Arguments& 
   at::Tensor t = args.tensor(name);
   const Placements& given = spec_of(t)->placements();
   if (!has_nonlinear_partial(given)) return t;
-  t = redistribute_below_autograd(t, without_partials(given), halo_cause(op, t, name));
+  t = redistribute_below_autograd(t, without_partials(given), call_cause(op, name, t));
   args.set(name, t);
   return t;
 }
@@ -137,7 +138,7 @@ void upsample(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{{source, result, halo_dims_of(*dims)}, result};
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  RankTensors locals = boxes_of(*decision->plan, self, 0, halo_cause(op, self, "self"));
+  RankTensors locals = boxes_of(*decision->plan, self, 0, call_cause(op, "self", self));
   {
     LocalGuard guard;
     for (size_t i = 0; i < locals.size(); ++i) {
@@ -184,7 +185,7 @@ void upsample_backward(const c10::OperatorHandle& op, Stack& stack) {
       pieces.push_back(call_on(op, stack, "grad_output", crop.among_zeros(grads[i]), crop, wanted));
     }
   }
-  RankTensors locals = back_from_boxes(plan, std::move(pieces), halo_cause(op, grad, "grad_output"));
+  RankTensors locals = back_from_boxes(plan, std::move(pieces), call_cause(op, "grad_output", grad));
   return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/decision.h"
@@ -79,7 +80,7 @@ void index_select(const c10::OperatorHandle& op, Stack& stack) {
                                    at::IntArrayRef(sizes.data(), sizes.size()), source->dtype());
   const auto plan = make_halo_plan({source, result, {{dim, map_of(*order), {}}}});
   if (!plan || plan->peak_bytes > current_dispatch_scope().hints.limits.max_bytes) return dispatch_by_rule(op, stack);
-  CommCause cause = halo_cause(op, self, "self");
+  CommCause cause = call_cause(op, "self", self);
   // If ranks compare their calls, different permutations are detected.
   absl::StrAppend(&cause.argument, " in order ", absl::Hex(c10::get_hash(*order) & 0xffff, absl::kZeroPad4));
   RankTensors locals = fetch_halos(*plan, meta_for_read(self).locals, 0, cause);

@@ -131,7 +131,7 @@ void bring_probabilities(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = args.tensor("self"), target = args.tensor("target");
   if (!is_dtensor(target) || target.sizes() != self.sizes() || !is_split(self, {self.dim() == 1 ? 0 : 1})) return;
   if (spec_of(target)->mesh() != spec_of(self)->mesh()) return;  // the composite reports it
-  const CommCause cause{c10::toString(op.operator_name()), "target", module_of_call(self), /*implicit=*/true};
+  const CommCause cause = call_cause(op, "target", self);
   args.set("target", redistribute_as(target, spec_of(self)->placements(), cause));
 }
 

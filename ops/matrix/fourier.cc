@@ -99,7 +99,7 @@ at::Tensor with_strides(const at::Tensor& t, const Shape& strides) {
 }
 
 at::Tensor by_dim(const c10::OperatorHandle& op, at::Tensor t, const FourierStages& plan) {
-  const CommCause cause{c10::toString(op.operator_name()), "self", module_of_call(t), /*implicit=*/true};
+  const CommCause cause = call_cause(op, "self", t);
   for (const FourierStage& stage : plan.stages) {
     if (stage.layout) t = redistribute_below_autograd(t, *stage.layout, cause);
     Stack stack{t};
@@ -216,8 +216,7 @@ void in_steps(const c10::OperatorHandle& op, Stack& stack) {
   const auto resized = is_dtensor(self) && self.numel() > 0 ? resized_dims(self, op, args) : std::nullopt;
   const auto layout = resized ? layout_for_steps(self, *resized, kTwoSteps && resized->dims.size() > 1) : std::nullopt;
   if (layout) {
-    const CommCause cause{c10::toString(op.operator_name()), "self", module_of_call(self),
-                          /*implicit=*/true};
+    const CommCause cause = call_cause(op, "self", self);
     args.set("self", redistribute_as(self, *layout, cause));
   }
   run_without_handler(op, stack);

@@ -164,9 +164,7 @@ std::optional<QR> tall_qr(const c10::OperatorHandle& op, const at::Tensor& self)
     const at::Tensor padded_top = at::constant_pad_nd(top, {0, n - top.size(-1)});
     return std::vector<at::Tensor>{with_rows(at::cat({r, padded_top}, -2), width)};
   };
-  const Summaries all = gather_summaries(self, request,
-                                         {c10::toString(op.operator_name()), "A", module_of_call(self),
-                                          /*implicit=*/true});
+  const Summaries all = gather_summaries(self, request, call_cause(op, "A", self));
 
   const RankTensors& said = meta_for_read(all.tensors[0]).locals;
   const RankTensors& locals = meta_for_read(self).locals;

@@ -22,10 +22,6 @@ namespace {
 using torch::jit::Stack;
 using Tensors = std::vector<at::Tensor>;
 
-CommCause cause_of(const c10::OperatorHandle& op, const std::string& argument, const at::Tensor& t) {
-  return {c10::toString(op.operator_name()), argument, module_of_call(t), /*implicit=*/true};
-}
-
 // One list of the call.
 struct List {
   size_t argument;
@@ -38,7 +34,8 @@ struct List {
 // A number, such as a step count or a scale, replicated.
 at::Tensor whole(const c10::OperatorHandle& op, const std::string& argument, const at::Tensor& t) {
   if (!t.defined() || !is_dtensor(t) || spec_of(t)->is_replicated()) return t;
-  return redistribute_below_autograd(t, Placements(spec_of(t)->mesh().ndim(), Replicate()), cause_of(op, argument, t));
+  return redistribute_below_autograd(t, Placements(spec_of(t)->mesh().ndim(), Replicate()),
+                                     call_cause(op, argument, t));
 }
 
 // Valid as long as `t`.
@@ -64,7 +61,7 @@ at::Tensor laid_out_as(const at::Tensor& param, const c10::OperatorHandle& op, c
   TORCH_CHECK(own.mesh() == of_param.mesh(), op.operator_name(), ": argument '", list.name, "[", i, "]' lies on ",
               own.mesh().to_string(), ", its parameter on ", of_param.mesh().to_string());
   if (own.placements() == of_param.placements()) return t;
-  return redistribute_below_autograd(t, of_param.placements(), cause_of(op, list.name, t));
+  return redistribute_below_autograd(t, of_param.placements(), call_cause(op, list.name, t));
 }
 
 std::vector<List> lists_of(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args) {

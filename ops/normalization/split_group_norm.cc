@@ -193,9 +193,8 @@ void group_norm(const c10::OperatorHandle& op, Stack& stack) {
   const Combination combination = group_combination(request, call.groups);
   if (!call.pays(seconds_to_combine(*spec_of(input), request, combination), {input}))
     return dispatch_by_rule(op, stack);
-  const auto moments = combine_summaries(
-      input, request, combination,
-      {c10::toString(op.operator_name()), "input", module_of_call({input, call.weight, call.bias}), true});
+  const auto moments =
+      combine_summaries(input, request, combination, call_cause(op, "input", {input, call.weight, call.bias}));
   const std::vector<int64_t> shape = {input.size(0), call.groups.count};
   const at::Tensor mean = moments[1].view(shape);
   const at::Tensor rstd = at::rsqrt(moments[0].view(shape) + call.args["eps"].toDouble());

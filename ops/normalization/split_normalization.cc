@@ -84,9 +84,8 @@ void layer_norm(const c10::OperatorHandle& op, Stack& stack) {
   const Combination combination = moments_combination(request);
   const double own = seconds_to_combine(*spec_of(input), request, combination);
   if (!pays_to_stay(*call.rows, own, {input}, {call.weight, call.bias})) return dispatch_by_rule(op, stack);
-  const auto moments = combine_summaries(
-      input, request, combination,
-      {c10::toString(op.operator_name()), "input", module_of_call({input, call.weight, call.bias}), true});
+  const auto moments =
+      combine_summaries(input, request, combination, call_cause(op, "input", {input, call.weight, call.bias}));
   const at::Tensor &var = moments[0], &mean = moments[1];
   const at::Tensor rstd = at::rsqrt(var + call.args["eps"].toDouble());
   const at::Tensor y = result_of(call, (input.to(call.rows->dtype) - mean).mul_(rstd));

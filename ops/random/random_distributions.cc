@@ -113,8 +113,7 @@ at::Tensor sample_all(const c10::OperatorHandle& op, Sample sample, const at::Te
   const Placements layout = without_partials(spec_of(given_a)->placements());
   const auto laid_out = [&](const at::Tensor& t, const char* name) {
     const at::Tensor whole = is_dtensor(t) ? t : replicate_plain(t, spec_of(given_a)->mesh());
-    return redistribute_below_autograd(whole, layout,
-                                       {c10::toString(op.operator_name()), name, module_of_call(t), /*implicit=*/true});
+    return redistribute_below_autograd(whole, layout, call_cause(op, name, t));
   };
   const at::Tensor a = laid_out(given_a, "self");
   const at::Tensor keys = at::empty_like(a, a.options().dtype(at::kLong), at::MemoryFormat::Contiguous);

@@ -68,10 +68,6 @@ bool saves(const at::Tensor& self, const SummaryRequest& request) {
   return num_columns(self, request) * (element + 8) < elements * element;
 }
 
-CommCause cause_of(const c10::OperatorHandle& op, const at::Tensor& self) {
-  return {c10::toString(op.operator_name()), "self", module_of_call(self), /*implicit=*/true};
-}
-
 // The first of the best candidates, with nan as the best of all. Its value, if requested, and its index.
 Combination first_best(const at::Tensor& self, bool largest, bool keepdim, int64_t elements, bool wants_value) {
   Combination combination;
@@ -119,7 +115,7 @@ std::optional<std::vector<at::Tensor>> extreme_of_split(const c10::OperatorHandl
   const SummaryRequest request = one_each(self, dims, largest);
   if (!saves(self, request)) return std::nullopt;
   const Combination combination = first_best(self, largest, keepdim, elements, wants_value);
-  return combine_summaries(self, request, combination, cause_of(op, self));
+  return combine_summaries(self, request, combination, call_cause(op, "self", self));
 }
 
 // The dim argument, from 0; nullopt: invalid, and the operator itself reports the error.
@@ -182,7 +178,7 @@ void topk(const c10::OperatorHandle& op, Stack& stack) {
                                    padded_along(to_global(places, part.dims[*dim]), *dim, width)};
   };
   if (!saves(self, request)) return dispatch_by_rule(op, stack);
-  const Summaries all = gather_summaries(self, request, cause_of(op, self));
+  const Summaries all = gather_summaries(self, request, call_cause(op, "self", self));
   auto [values, places] = at::topk(all.tensors[0], k, *dim, largest, sorted);
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(values);

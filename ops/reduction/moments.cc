@@ -50,8 +50,7 @@ std::optional<std::vector<int64_t>> valid_dims(const at::Tensor& self, const c10
 std::optional<std::vector<at::Tensor>> of_split(const c10::OperatorHandle& op, const at::Tensor& self,
                                                 const SummaryRequest& request, const Combination& combination) {
   if (!are_fewer_bytes(self, request)) return std::nullopt;
-  return combine_summaries(self, request, combination,
-                           {c10::toString(op.operator_name()), "self", module_of_call(self), /*implicit=*/true});
+  return combine_summaries(self, request, combination, call_cause(op, "self", self));
 }
 
 // logsumexp(self, dim, keepdim).

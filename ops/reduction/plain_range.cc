@@ -37,8 +37,7 @@ at::Tensor plain_range(at::Tensor& self, int64_t coordinate_dims, const c10::Ope
       return std::vector<at::Tensor>{columns[0].amin(0), columns[1].amax(0)};
     };
     combination.keepdim = false;
-    range = combine_summaries(self, request, combination,
-                              {c10::toString(op.operator_name()), "self", module_of_call(self), true});
+    range = combine_summaries(self, request, combination, call_cause(op, "self", self));
   } else {
     range = {self.amin(dims), self.amax(dims)};
   }

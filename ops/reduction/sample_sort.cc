@@ -67,10 +67,7 @@ std::pair<at::Tensor, at::Tensor> unpacked(const at::Tensor& rows, c10::ScalarTy
 // A vector that is split over ranks in chunks, with the state of the sort.
 struct SplitSort {
   SplitSort(const c10::OperatorHandle& op, const at::Tensor& self, bool descending)
-      : self(self),
-        spec(*spec_of(self)),
-        descending(descending),
-        cause{c10::toString(op.operator_name()), "self", module_of_call(self), /*implicit=*/true} {}
+      : self(self), spec(*spec_of(self)), descending(descending), cause(call_cause(op, "self", self)) {}
 
   const at::Tensor self;
   const Spec& spec;

@@ -77,8 +77,7 @@ std::optional<Tensors> scan_of_split(const c10::OperatorHandle& op, const at::Te
   for (const auto dtype : dtypes) column += static_cast<int64_t>(c10::elementSize(dtype));
   if (num_columns(self, request) * column >= self.size(dim) * static_cast<int64_t>(self.element_size()))
     return std::nullopt;
-  const Summaries all =
-      gather_summaries(self, request, {c10::toString(op.operator_name()), "self", module_of_call(self), true});
+  const Summaries all = gather_summaries(self, request, call_cause(op, "self", self));
   const auto begins = beginnings(all.parts, dim);
   TORCH_INTERNAL_ASSERT(begins, "a part in several runs");
 

@@ -104,8 +104,7 @@ void softmax(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (!stays && !are_fewer_bytes(self, request)) return dispatch_by_rule(op, stack);  // short rows are moved themselves
   const at::Tensor x = self.to(request.dtypes[0]).contiguous();
   const auto row =
-      combine_summaries(x, request, combined_exponentials(request.dtypes[0]),
-                        {c10::toString(op.operator_name()), "self", module_of_call(self), /*implicit=*/true});
+      combine_summaries(x, request, combined_exponentials(request.dtypes[0]), call_cause(op, "self", self));
   const at::Tensor shifted = x - row[0];
   torch::jit::drop(stack, 3);
   stack.emplace_back((kLog ? shifted.sub_(row[1].log()) : shifted.exp_().div_(row[1])).to(dtype));
@@ -135,8 +134,7 @@ void softmax_backward(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     return dispatch_by_rule(op, stack);  // reports it
   const at::ScalarType dtype = args[3].toScalarType();
   at::Tensor sums = kLog ? cached_sums(grad, wrap_dim(dim, grad.dim())) : at::Tensor();
-  if (sums.defined() && reports_reuse())
-    report_reuse({c10::toString(op.operator_name()), "grad_output", module_of_call(output)}, "sums", 0);
+  if (sums.defined() && reports_reuse()) report_reuse(call_cause(op, "grad_output", output), "sums", 0);
   const at::ScalarType computed = widened(output.scalar_type());
   if (computed != output.scalar_type()) grad = grad.to(computed), output = output.to(computed);
   torch::jit::drop(stack, 4);

@@ -125,8 +125,7 @@ at::Tensor brought(const at::Tensor& t, const Placements& to, const c10::Operato
   if (!t.defined()) return t;
   std::vector<at::Tensor> inputs{t};
   inputs.insert(inputs.end(), parameters.begin(), parameters.end());
-  return redistribute_below_autograd(
-      t, to, {c10::toString(op.operator_name()), what, module_of_call(inputs), /*implicit=*/true});
+  return redistribute_below_autograd(t, to, call_cause(op, what, inputs));
 }
 
 at::Tensor reduced(const at::Tensor& t, const c10::OperatorHandle& op, const char* what,

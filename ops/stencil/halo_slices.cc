@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "dtensor/dispatch/dispatch.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/view_call.h"
 #include "ops/halo/decision.h"
@@ -130,7 +131,7 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
   });
   if (!decision) return dispatch_by_rule(op, stack);
   at::Tensor view = make_lazy_slice({op, self, decision->result, taken->start * self.stride(taken->dim), cutting,
-                                     decision->plan, kSelect ? taken->dim : -1, halo_cause(op, self, "self")});
+                                     decision->plan, kSelect ? taken->dim : -1, call_cause(op, "self", self)});
   return_view(op, stack, std::move(view));
 }
 
@@ -149,7 +150,7 @@ void slice_backward(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{{result, given, {dim}}, result};
   });
   if (!decision) return dispatch_by_rule(op, stack);
-  RankTensors locals = add_back_halos(*decision->plan, meta_for_read(grad).locals, halo_cause(op, grad, "grad_output"));
+  RankTensors locals = add_back_halos(*decision->plan, meta_for_read(grad).locals, call_cause(op, "grad_output", grad));
   return_view(op, stack, make_dtensor(decision->result, std::move(locals)));
 }
 
@@ -175,7 +176,7 @@ void unfold(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{{source, result, {windows->halo_dim()}}, result};
   });
   if (!decision) return dispatch_by_rule(op, stack);
-  RankTensors locals = fetch_halos(*decision->plan, meta_for_read(self).locals, 0, halo_cause(op, self, "self"));
+  RankTensors locals = fetch_halos(*decision->plan, meta_for_read(self).locals, 0, call_cause(op, "self", self));
   {
     LocalGuard guard;
     for (size_t i = 0; i < locals.size(); ++i) {
@@ -217,7 +218,7 @@ void unfold_backward(const c10::OperatorHandle& op, Stack& stack) {
                            : at::unfold_backward(locals[i], box, windows->dim, windows->size, windows->stride));
     }
   }
-  RankTensors locals = add_back_halos(*decision->plan, pieces, halo_cause(op, grad, "grad_in"));
+  RankTensors locals = add_back_halos(*decision->plan, pieces, call_cause(op, "grad_in", grad));
   return_view(op, stack, make_dtensor(decision->result, std::move(locals)));
 }
 

@@ -15,8 +15,7 @@ at::Tensor plain_numbers(const at::Tensor& t, const c10::OperatorHandle& op, con
                               ": needs the numbers in argument '", argument, "', ", spec.to_string(),
                               ", which are not known to this process: it owns no rank of the mesh");
   const at::Tensor whole =
-      redistribute_below_autograd(t.detach(), Placements(spec.mesh().ndim(), Replicate()),
-                                  {c10::toString(op.operator_name()), argument, module_of_call(t), /*implicit=*/true});
+      redistribute_below_autograd(t.detach(), Placements(spec.mesh().ndim(), Replicate()), call_cause(op, argument, t));
   LocalGuard guard;
   return meta_for_read(whole).locals.front().cpu();
 }

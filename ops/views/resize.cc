@@ -46,8 +46,7 @@ void resize_to(const c10::OperatorHandle& op, const at::Tensor& self, const std:
   if (after <= before) return share_contents(self, flat.narrow(0, 0, after).view(sizes));
   // New elements are zero.
   flat = at::cat({flat, zeros({after - before}, spec.mesh(), {}, {.dtype = self.scalar_type()})});
-  const CommCause cause{c10::toString(op.operator_name()), "self", module_of_call(self),
-                        /*implicit=*/true};
+  const CommCause cause = call_cause(op, "self", self);
   const at::Tensor resized = flat.view(sizes);
   share_contents(self, redistribute_below_autograd(resized, kept_placements(self, resized.dim()), cause));
 }
