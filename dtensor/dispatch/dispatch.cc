@@ -6,12 +6,11 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_map.h"
-#include "comm/scope.h"
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/core_fallback.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/decide_call.h"
-#include "dtensor/dispatch/internal/gradient_way.h"
+#include "dtensor/dispatch/internal/gradient_target.h"
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/dispatch/internal/plain_dispatch.h"
 #include "dtensor/dispatch/internal/replicated_dispatch.h"
@@ -20,8 +19,6 @@
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch/reduce_first.h"
 #include "dtensor/dispatch/report_work.h"
-#include "dtensor/gradients/gradient_layout.h"
-#include "dtensor/gradients/leaf_group.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
@@ -198,13 +195,7 @@ at::Tensor defer_call(const OpInfo& info, const Decided& decided, const Inputs& 
 void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, Stack& stack) {
   if (in.observed && writes_related(info, in)) return run_one_by_one(info, stack);
   const auto args = torch::jit::last(stack, info.args.size());
-  at::Tensor leaf;
-  if (resolved.rule && in_backward()) {
-    if (resolved.rule->uses_gradient_target) leaf = gradient_leaf();
-    if (leaf.defined() && leaf_group_of(leaf)) leaf = at::Tensor();  // its gradient is reduced with those of its group
-    in.context.gradient_target = leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
-  }
-
+  const at::Tensor leaf = note_gradient_target(info, *resolved.rule, in);
   StepDecider* decider = calls_within == 1 ? current_dispatch_scope().step_decider : nullptr;
   const Decided decided = decide_call(info, resolved, in, args, decider);
   const std::shared_ptr<const Decision> decision = decided.decision;

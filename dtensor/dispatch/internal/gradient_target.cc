@@ -1,4 +1,4 @@
-#include "dtensor/dispatch/internal/gradient_way.h"
+#include "dtensor/dispatch/internal/gradient_target.h"
 
 #include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/function.h>
@@ -12,7 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "comm/scope.h"
 #include "dtensor/gradients/gradient_bucket.h"
+#include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/gradients/leaf_group.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/cost_policy.h"
@@ -155,8 +157,7 @@ std::optional<Shape> broadcast_sizes(const Inputs& in, const Spec& gradient) {
   return sizes;
 }
 
-}  // namespace
-
+// The Partial layout in which the result can be deferred. Null: it cannot, or that is not known.
 SpecPtr layout_to_wait_in(const OpInfo& info, const Inputs& in) {
   const bool casts = info.name == "aten::_to_copy";
   if (info.is_view || !may_wait_in_bucket()) return nullptr;
@@ -168,6 +169,17 @@ SpecPtr layout_to_wait_in(const OpInfo& info, const Inputs& in) {
   if (!sizes) return nullptr;
   const TensorMeta meta{*sizes, row_major_strides({sizes->data(), sizes->size()}), gradient->dtype()};
   return Spec::get(gradient->mesh(), gradient->placements(), meta);
+}
+
+}  // namespace
+
+at::Tensor note_gradient_target(const OpInfo& info, const OpRule& rule, Inputs& in) {
+  if (!in_backward()) return {};
+  at::Tensor leaf;
+  if (rule.uses_gradient_target) leaf = gradient_leaf();
+  if (leaf.defined() && leaf_group_of(leaf)) leaf = at::Tensor();
+  in.context.gradient_target = leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
+  return leaf;
 }
 
 }  // namespace dtensor::internal

@@ -1,0 +1,22 @@
+// CallContext::gradient_target: the layout that backward brings the gradient being computed to.
+#pragma once
+
+#include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/op_info.h"
+#include "propagation/op_rule.h"
+
+namespace dtensor::internal {
+
+// Inside backward, fills in the gradient target, if there is one:
+//  * for rules with OpRule::uses_gradient_target the layout of the parameter that gets the gradient, which is returned,
+//    unless its gradient is reduced with those of its group (leaf_group.h);
+//  * for an elementwise operator or a cast of a Partial gradient the Partial layout in which the result can be deferred
+//    and reduced with others. It can where it goes only to parameters that are replicated where it is Partial, through
+//    operators on tensors of like shapes: weights that are computed from parameters (w = g * v / v.norm(2, 1, true),
+//    exp(v), a cast of autocast). These are reduced with all other gradients (gradient_bucket.h), if that sends no more
+//    than reducing the incoming gradient. And the result of a cast can where other gradients are added to it: else many
+//    casts of one activation would be reduced one by one.
+// This follows from the graph of the backward, which is the same on all ranks. Undefined: no such parameter.
+at::Tensor note_gradient_target(const OpInfo& info, const OpRule& rule, Inputs& in);
+
+}  // namespace dtensor::internal
