@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
@@ -102,14 +101,6 @@ ListCall::Tensors ListCall::tensors_of(size_t n) const {
     tensors.push_back(&value.toTensor());
   }
   return tensors;
-}
-
-// Whether the layout of the first tensor, which the operator writes to, is in CallContext::mutable_layouts.
-bool has_own_mutable_layout(c10::ArrayRef<const at::Tensor*> tensors) {
-  if (!has_mutable_layout(*tensors[0])) return false;
-  const auto& storage = meta_without_sync(*tensors[0]).storage;
-  return absl::c_none_of(tensors.slice(1),
-                         [&](const at::Tensor* t) { return meta_without_sync(*t).storage == storage; });
 }
 
 void ListCall::check_hooks(const Tensors& tensors) const {

@@ -51,6 +51,13 @@ bool has_mutable_layout(const at::Tensor& t) {
          !is_leaf_parameter(t);
 }
 
+bool has_own_mutable_layout(c10::ArrayRef<const at::Tensor*> tensors) {
+  if (!has_mutable_layout(*tensors[0])) return false;
+  const auto& storage = meta_without_sync(*tensors[0]).storage;
+  return std::none_of(tensors.begin() + 1, tensors.end(),
+                      [&](const at::Tensor* t) { return meta_without_sync(*t).storage == storage; });
+}
+
 namespace {
 
 // Takes the mutable layouts away from inputs that occur twice: they would change their layout in one place only.

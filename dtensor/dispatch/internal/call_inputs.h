@@ -60,6 +60,8 @@ uint64_t hints_of(const at::Tensor& t);
 // Whether an operator that writes to `t` may change its layout with the write. The same on all ranks, since all ranks
 // alias and expose parts alike.
 bool has_mutable_layout(const at::Tensor& t);
+// For a call that writes to its first tensor alone: whether that one's layout is in CallContext::mutable_layouts.
+bool has_own_mutable_layout(c10::ArrayRef<const at::Tensor*> tensors);
 // Whether `t` was made alike for all ranks, from no tensor (DTensorMeta::from_factory), and not written to since.
 bool is_unwritten_factory_result(const at::Tensor& t);
 // "weight", or "tensors[1]" in a list.

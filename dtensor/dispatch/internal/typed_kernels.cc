@@ -73,7 +73,6 @@ class DirectCall {
 
  private:
   void add_value(size_t i, const c10::IValue& value);
-  void note_mutable_layout(CallContext& context) const;
 
   const OpInfo& info_;
   const c10::ArrayRef<const at::Tensor*> tensors_;
@@ -97,19 +96,11 @@ bool DirectCall::begin() {
     if (is_special(meta) || meta.storage->module_traits || meta.spec->mesh() != mesh) return false;
   }
   CallContext context;
-  if (info_.args[0].written) note_mutable_layout(context);
+  if (info_.args[0].written && has_own_mutable_layout(tensors_)) context.mutable_layouts.push_back(0);
   note_context(info_, tensors_, context);
   if (resolved_->rule->uses_gradient_target && in_backward()) return false;
   begin_key(key_, info_, *resolved_, context);
   return true;
-}
-
-void DirectCall::note_mutable_layout(CallContext& context) const {
-  if (!has_mutable_layout(*tensors_[0])) return;
-  for (const at::Tensor* t : tensors_.slice(1)) {
-    if (meta_without_sync(*t).storage == meta_without_sync(*tensors_[0]).storage) return;
-  }
-  context.mutable_layouts.push_back(0);
 }
 
 void DirectCall::add_value(size_t i, const c10::IValue& value) { append_argument(key_, *resolved_, i, value); }
