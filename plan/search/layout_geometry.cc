@@ -1,5 +1,4 @@
-// A rank's part in one layout. The other functions are in part_bytes.cc, even_cuts.cc, received_bytes.cc and
-// packed_bytes.cc.
+// A rank's part in one layout. The other functions are in even_cuts.cc, received_bytes.cc and packed_bytes.cc.
 #include "plan/search/layout_geometry.h"
 
 namespace dtensor::internal {

@@ -1,4 +1,4 @@
-// LayoutGeometry::received_bytes(): dim by dim if cuts are even or nested, else by visiting ranks.
+// LayoutGeometry::part_bytes(), and received_bytes(): dim by dim if cuts are even or nested, else by visiting ranks.
 #include <algorithm>
 
 #include "plan/search/even_cuts.h"
@@ -106,6 +106,24 @@ int64_t received_by_visiting(const LayoutGeometry& geometry, const PlacementPoin
 }
 
 }  // namespace
+
+int64_t LayoutGeometry::part_bytes(const PlacementPointers& layout) const {
+  Shape sizes = sizes_;
+  bool even = true;
+  bool strided = false;
+  for (int64_t m = 0; m < ndim(); ++m) {
+    if (!layout[m]->is_sharded() || mesh_shape_[m] == 1) continue;
+    int64_t& size = sizes[layout[m]->dim()];
+    size = first_part(size, *layout[m], mesh_shape_[m], even);
+    strided |= layout[m]->is_strided_shard();
+  }
+  int64_t bytes = item_bytes_;
+  for (int64_t d = 0; d < tensor_ndim(); ++d) {
+    // Strides may cut a short part into fewer, larger pieces than a long one.
+    bytes *= even || !strided ? sizes[d] : longest_part(*this, layout, d);
+  }
+  return bytes;
+}
 
 int64_t LayoutGeometry::received_bytes(const PlacementPointers& before, const PlacementPointers& after) const {
   int64_t wanted = 1;
