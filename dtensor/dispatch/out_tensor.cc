@@ -52,6 +52,15 @@ void become(const at::Tensor& out, const at::Tensor& result, const c10::Operator
   replace_contents(out, spec_of(own), meta_for_read(own).locals);
 }
 
+// Error: `out` cannot hold the result.
+void check_fits(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op) {
+  TORCH_CHECK(c10::canCast(result.scalar_type(), out.scalar_type()), op.operator_name(), ": a result of dtype ",
+              result.scalar_type(), " cannot be cast to that of the out= argument, ", out.scalar_type());
+  TORCH_CHECK(out.sizes() == result.sizes() || may_grow(out), op.operator_name(), ": the out= argument of shape ",
+              out.sizes(), " cannot hold the result, of shape ", result.sizes(),
+              ". Pass one of that shape, or one without elements.");
+}
+
 // REQUIRES: check_fits().
 void put(at::Tensor out, const at::Tensor& result, const c10::OperatorHandle& op) {
   if (out.sizes() != result.sizes()) {
@@ -72,14 +81,6 @@ bool computes_in_dtype_of_out(const OpInfo& info) {
 
 bool may_grow(const at::Tensor& out) {
   return out.numel() == 0 && !(is_dtensor(out) && meta_without_sync(out).storage->observer);
-}
-
-void check_fits(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op) {
-  TORCH_CHECK(c10::canCast(result.scalar_type(), out.scalar_type()), op.operator_name(), ": a result of dtype ",
-              result.scalar_type(), " cannot be cast to that of the out= argument, ", out.scalar_type());
-  TORCH_CHECK(out.sizes() == result.sizes() || may_grow(out), op.operator_name(), ": the out= argument of shape ",
-              out.sizes(), " cannot hold the result, of shape ", result.sizes(),
-              ". Pass one of that shape, or one without elements.");
 }
 
 at::Tensor write_out(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op) {

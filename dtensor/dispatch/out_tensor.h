@@ -15,11 +15,9 @@ bool may_grow(const at::Tensor& out);
 
 // Writes `result` of `op` to an out= tensor, distributed or not, and returns that. A resized one takes the layout of
 // the result; it keeps its dtype. Returns `result` itself if `out` is undefined, as for the other forms of an operator.
-// Errors: those of check_fits(); Partial, as for copy_().
+// Errors: another size than that of the result, unless it may grow; a dtype that the result cannot be cast to; Partial,
+// as for copy_().
 at::Tensor write_out(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op);
-
-// Errors: another size than that of the result, unless it may grow; a dtype that the result cannot be cast to.
-void check_fits(const at::Tensor& out, const at::Tensor& result, const c10::OperatorHandle& op);
 
 // Runs an operator with out= tensors as its functional form, then writes the results to them. Returns false, and does
 // nothing, if there is no such form, there is no distributed input, or an out= tensor is plain.

@@ -34,9 +34,7 @@ IndexMap rolled(int64_t n, int64_t shift) {
 
 IndexMap flipped(int64_t n) { return map_of(n, {{0, n, n - 1, -1}}); }
 
-IndexMap sliced(int64_t, int64_t start, int64_t count, int64_t step) {
-  return map_of(count, {{0, count, start, step}});
-}
+IndexMap sliced(int64_t start, int64_t count, int64_t step) { return map_of(count, {{0, count, start, step}}); }
 
 IndexMap padded(int64_t n, int64_t before, int64_t after) {
   const int64_t from = std::max<int64_t>(0, -before), to = n - std::max<int64_t>(0, -after);

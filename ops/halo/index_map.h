@@ -3,7 +3,7 @@
 //
 //   rolled(5, 2);       // places 0-1 show elements 3-4, places 2-4 elements 0-2
 //   padded(5, 1, 2);    // of 8 places the first and the last two show nothing
-//   sliced(9, 8, 3, -2) // elements 8, 6, 4
+//   sliced(8, 3, -2);   // places 0-2 show elements 8, 6, 4
 #pragma once
 
 #include <cstdint>
@@ -28,11 +28,11 @@ struct IndexMap {
   bool is_identity(int64_t n) const;
 };
 
+// `count` elements from `start` on. REQUIRES: they exist.
+IndexMap sliced(int64_t start, int64_t count, int64_t step);
 // Maps from n elements:
 IndexMap rolled(int64_t n, int64_t shift);
 IndexMap flipped(int64_t n);
-// `count` elements from `start` on. REQUIRES: they exist.
-IndexMap sliced(int64_t n, int64_t start, int64_t count, int64_t step);
 // With `before` and `after` places added; removed where negative. REQUIRES: n + before + after >= 0.
 IndexMap padded(int64_t n, int64_t before, int64_t after);
 // The same, but all places show an element. REQUIRES: 0 <= before, after; both < n for reflected(), <= n for

@@ -17,9 +17,6 @@ struct AttentionTile {
   int64_t k_begin = 0, k_size = 0;
   bool causal = false;
   int64_t k_index = 0;  // of the first key in the whole tensor; keys are in a row there
-
-  // Pairs of a query and a key that it sees.
-  int64_t num_pairs() const { return causal ? q_size * (q_size + 1) / 2 : q_size * k_size; }
 };
 
 // Elements that a part has in a row, and that have successive positions in the sequence.

@@ -44,7 +44,7 @@ std::vector<at::Tensor> sequences_running(const std::vector<int64_t>& sizes, con
 // `input`: [length, batch, features]. A sequence that is not `running` keeps its state; an empty list: all run, at
 // every step.
 RecurrentOutput run_padded(RecurrentCell cell, const RecurrentWeights& w, const at::Tensor& input, RecurrentState state,
-                           bool reverse, const std::vector<at::Tensor>& running = {});
+                           bool reverse, const std::vector<at::Tensor>& running);
 
 // `data`: the first steps of all sequences, then the second ones, ...; `sizes`: the number of rows of each step. Longer
 // sequences come first.

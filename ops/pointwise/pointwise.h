@@ -40,7 +40,7 @@ bool takes_tensor(const LocalCall& local, size_t a);
 // is the rank's share of it. `partial`: the input whose Partial the result has; `whole`: the constant input, -1 for a
 // number.
 enum class ConstantShare { kAll, kZero, kOne };
-ConstantShare share_of_constant(const LocalCall& local, int partial, int whole = -1);
+ConstantShare share_of_constant(const LocalCall& local, int partial, int whole);
 
 // Replaces an argument on the stack by its share: the tensor or number itself, or zeros or ones of its dtype.
 void hold_constant(const LocalCall& local, torch::jit::Stack& stack, size_t argument, ConstantShare share);

@@ -19,9 +19,9 @@ namespace dtensor::internal {
 // Advances the generator and returns the key of one operator. Thread-safe.
 uint64_t draw_random_key(const std::optional<at::Generator>& generator);
 
-// Fills the local parts of a distributed tensor of any real dtype; `stream` distinguishes several values per element.
+// Fills the local parts of a distributed tensor of any real dtype.
 // For a Partial, one rank holds the drawn values, and the others the reduction's neutral element.
-void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key, uint64_t stream = 0);
+void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key);
 
 // 1 with the probability in `probability` (distributed, broadcasting to `tensor`) for each element, else 0.
 void fill_bernoulli(const at::Tensor& tensor, const at::Tensor& probability, uint64_t key);

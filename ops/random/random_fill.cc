@@ -51,7 +51,7 @@ uint64_t draw_random_key(const std::optional<at::Generator>& given) {
   return static_cast<uint64_t>(x.w[0]) << 32 | x.w[1];
 }
 
-void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key, uint64_t stream) {
+void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key) {
   const DTensorMeta& meta = meta_for_write(tensor);
   check_write(tensor, "random fill");
   LocalGuard guard;
@@ -59,10 +59,10 @@ void fill_random(const at::Tensor& tensor, const RandomDraw& draw, uint64_t key,
     const auto offsets = global_offsets(*meta.spec, static_cast<int64_t>(i));
     const at::Tensor& part = meta.locals[i];
     if (part.is_complex()) {
-      philox_fill_part(at::real(part), offsets, draw, key, 2 * stream);
-      philox_fill_part(at::imag(part), offsets, draw, key, 2 * stream + 1);
+      philox_fill_part(at::real(part), offsets, draw, key, /*stream=*/0);
+      philox_fill_part(at::imag(part), offsets, draw, key, /*stream=*/1);
     } else {
-      philox_fill_part(part, offsets, draw, key, stream);
+      philox_fill_part(part, offsets, draw, key, /*stream=*/0);
     }
     neutralize(*meta.spec, static_cast<int64_t>(i), part);
   }

@@ -94,7 +94,7 @@ void return_view(const c10::OperatorHandle& op, Stack& stack, at::Tensor view) {
 // The mesh dims that cut the sliced dim; empty: no parts move, or halos do not apply.
 std::vector<int64_t> cutting_of(const at::Tensor& t, const std::optional<Taken>& taken, int64_t size) {
   if (!is_dtensor(t) || !taken || taken->count == 0 ||
-      sliced(size, taken->start, taken->count, taken->step).is_identity(size))
+      sliced(taken->start, taken->count, taken->step).is_identity(size))
     return {};
   return cutting_mesh_dims(*spec_of(t), {taken->dim});
 }
@@ -119,7 +119,7 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
     const bool few = kSelect || taken->count <= num_ranks(*source, cutting);
     Placements placements = as_addends(source->placements());
     if (few) placements = whole_along(std::move(placements), cutting);
-    const HaloDim dim{taken->dim, sliced(self.size(taken->dim), taken->start, taken->count, taken->step), {}};
+    const HaloDim dim{taken->dim, sliced(taken->start, taken->count, taken->step), {}};
     const HaloRequest request{source, resized(source, placements, taken->dim, taken->count), {dim}};
     if (kSelect) {
       for (Placement& p : placements) {
@@ -146,7 +146,7 @@ void slice_backward(const c10::OperatorHandle& op, Stack& stack) {
   const auto decision = decide_exchange(op, stack, cutting, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr& given = spec_of(grad);
     const SpecPtr result = rule->outputs[0]->with_placements(as_addends(given->placements()));
-    const HaloDim dim{taken->dim, sliced(sizes[taken->dim], taken->start, taken->count, taken->step), {}};
+    const HaloDim dim{taken->dim, sliced(taken->start, taken->count, taken->step), {}};
     return HaloChoice{{result, given, {dim}}, result};
   });
   if (!decision) return dispatch_by_rule(op, stack);

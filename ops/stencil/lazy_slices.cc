@@ -88,7 +88,7 @@ SliceWindowPtr make_window(const SpecPtr& root, const SpecPtr& view, int64_t off
   bool fits = map.has_value();
   for (int64_t d = 0; fits && d < root->ndim(); ++d) {
     const int64_t n = root->sizes()[d], count = view->sizes()[d], step = step_along(*map, d);
-    const HaloDim dim{d, sliced(n, map->start[d], count, step), {}};
+    const HaloDim dim{d, sliced(map->start[d], count, step), {}};
     const auto cutting = cutting_mesh_dims(*root, {d});
     auto reached = cutting.empty() ? std::nullopt : reached_along(*view, *map, d);
     fits = cutting.empty() || reached;
@@ -194,7 +194,7 @@ DeclaredRegionPtr make_region(const SpecPtr& spec, const std::vector<int64_t>& w
       return Runs{reached[std::find(own.begin(), own.end(), part[0]) - own.begin()]};
     };
     const int64_t n = spec->sizes()[d];
-    request.dims.push_back({d, sliced(n, 0, n, 1), reach});
+    request.dims.push_back({d, sliced(0, n, 1), reach});
   }
   if (!request.dims.empty()) declared->plan = make_halo_plan(request);
   return declared->plan ? declared : nullptr;

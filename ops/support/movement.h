@@ -42,6 +42,4 @@ size_t stack_index(const LocalCall& call, const std::string& name);
 // Ends a local computation: leaves `result` on the stack, copied into the written argument if the operator has one.
 void leave_result(const LocalCall& call, torch::jit::Stack& stack, at::Tensor result);
 
-// Registration, one function per family.
-
 }  // namespace dtensor::internal

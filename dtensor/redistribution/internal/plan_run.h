@@ -59,6 +59,6 @@ class PlanRun {
 // Runs the next steps of all runs as one collective (of all their rounds).
 // REQUIRES: they can be combined (plan_many.h). `work`: as CommCall::work, and stays empty where the results are
 // available.
-void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std::shared_ptr<CommWork>* work = nullptr);
+void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std::shared_ptr<CommWork>* work);
 
 }  // namespace dtensor::internal
