@@ -152,8 +152,7 @@ void convolution(const c10::OperatorHandle& op, Stack& stack) {
     }
   }
   report(op, weight_given, work);
-  torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(make_dtensor(decision->result, std::move(locals)));
+  return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 
 void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
@@ -212,8 +211,7 @@ void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
     const std::vector<int64_t> channels = {call->convolution.channels};
     results[2] = make_dtensor(Spec::get(w->mesh(), layouts.grad_bias, channels, w->dtype()), std::move(locals[2]));
   }
-  torch::jit::drop(stack, op.schema().arguments().size());
-  for (at::Tensor& t : results) stack.emplace_back(std::move(t));
+  return_tensors(op, stack, {results.begin(), results.end()});
 }
 
 }  // namespace

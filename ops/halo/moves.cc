@@ -215,12 +215,8 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
   if (args.out().defined()) return dispatch_by_rule(op, stack);
   const auto move = normalized(kDescribe(args, args.tensor("self").sizes()), args.tensor("self").sizes());
-  if ((kDescribe == roll || kDescribe == flip) && move && move->dims.empty()) {
-    const at::Tensor copy = at::clone(args.tensor("self"));
-    torch::jit::drop(stack, op.schema().arguments().size());
-    stack.emplace_back(copy);
-    return;
-  }
+  if ((kDescribe == roll || kDescribe == flip) && move && move->dims.empty())
+    return return_tensors(op, stack, {at::clone(args.tensor("self"))});
   if (!move || cutting_mesh_dims(*spec_of(args.tensor("self")), numbers_of(move->dims)).empty())
     return dispatch_by_rule(op, stack);
   const at::Tensor self = reduced_if_needed(op, args, "self", move->passing);
@@ -237,12 +233,8 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const CommCause cause = call_cause(op, "self", self);
-  if (decision->later && may_cache_facts_of_new(*decision->result)) {
-    const at::Tensor padded = pad_lazily(*decision, self, move->fill, cause);
-    torch::jit::drop(stack, op.schema().arguments().size());
-    stack.emplace_back(padded);
-    return;
-  }
+  if (decision->later && may_cache_facts_of_new(*decision->result))
+    return return_tensors(op, stack, {pad_lazily(*decision, self, move->fill, cause)});
   RankTensors locals;
   if (decision->both && may_cache_facts(self)) {
     const int64_t dim = move->dims[0].dim, shift = shift_of(move->dims[0].map), width = std::abs(shift);

@@ -84,8 +84,7 @@ void index_select(const c10::OperatorHandle& op, Stack& stack) {
   // If ranks compare their calls, different permutations are detected.
   absl::StrAppend(&cause.argument, " in order ", absl::Hex(c10::get_hash(*order) & 0xffff, absl::kZeroPad4));
   RankTensors locals = fetch_halos(*plan, meta_for_read(self).locals, 0, cause);
-  torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(make_dtensor(result, std::move(locals)));
+  return_tensors(op, stack, {make_dtensor(result, std::move(locals))});
 }
 
 // index_select_backward(grad, self_sizes, dim, index), above autograd: the inverse of a permutation is one, too.
@@ -102,8 +101,7 @@ void index_select_backward(const c10::OperatorHandle& op, Stack& stack) {
     LocalGuard guard;
     back = at::argsort(index.detach().to(at::kCPU));
   }
-  torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(at::index_select(grad, dim, back));
+  return_tensors(op, stack, {at::index_select(grad, dim, back)});
 }
 
 }  // namespace

@@ -80,10 +80,6 @@ struct GroupNormCall {
     if (may_split_channels) with_channels.others.push_back(1);
     return pays_to_stay(with_channels, own, moving, {weight, bias});
   }
-  void replace(Stack& stack, const std::vector<at::Tensor>& results) const {
-    torch::jit::drop(stack, op.schema().arguments().size());
-    for (const at::Tensor& t : results) stack.emplace_back(t);
-  }
   // [batch or 1, channels], in the input's layout.
   at::Tensor of_channels(const at::Tensor& t) const {
     std::vector<int64_t> shape(static_cast<size_t>(rows->input.dim()), 1);
@@ -203,7 +199,7 @@ void group_norm(const c10::OperatorHandle& op, Stack& stack) {
   if (call.weight.defined()) y.mul_(call.beside(call.weight, "weight"));
   if (call.bias.defined()) y.add_(call.beside(call.bias, "bias"));
   const auto dtype = stats_type(*call.rows, {call.weight, call.bias});
-  call.replace(stack, {call.in_layout(y), mean.to(dtype), rstd.to(dtype)});
+  return_tensors(op, stack, {call.in_layout(y), mean.to(dtype), rstd.to(dtype)});
 }
 
 // ------------------------------------------------------------ gradients
@@ -277,7 +273,7 @@ void group_norm_backward(const c10::OperatorHandle& op, Stack& stack) {
   if (!call.pays(own, {call.rows->input, call.grad})) return dispatch_by_rule(op, stack);
   const auto wanted = call.args["output_mask"].toBoolList();
   const auto all = gradients(call, {wanted.get(0), wanted.get(1), wanted.get(2)});
-  call.replace(stack, {all.begin(), all.end()});
+  return_tensors(op, stack, {all.begin(), all.end()});
 }
 
 }  // namespace

@@ -46,10 +46,6 @@ struct NormalizationCall {
     rows = split_rows(input, dims, batch, ndim, {grad, weight, bias, mean, rstd});
   }
 
-  void replace(Stack& stack, const std::vector<at::Tensor>& results) const {
-    torch::jit::drop(stack, op.schema().arguments().size());
-    for (const at::Tensor& t : results) stack.emplace_back(t);
-  }
   // Weight or bias in the layout of the elements, in the dtype to compute in.
   at::Tensor beside(const at::Tensor& w, const char* name) const {
     return brought(w, rows->weights, op, name).to(rows->dtype);
@@ -90,7 +86,7 @@ void layer_norm(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor rstd = at::rsqrt(var + call.args["eps"].toDouble());
   const at::Tensor y = result_of(call, (input.to(call.rows->dtype) - mean).mul_(rstd));
   const auto dtype = stats_type(*call.rows, {call.weight, call.bias});
-  call.replace(stack, {y, mean.to(dtype), rstd.to(dtype)});
+  return_tensors(op, stack, {y, mean.to(dtype), rstd.to(dtype)});
 }
 
 // Composite on devices without a kernel of its own: autograd or the composite comes first.
@@ -119,7 +115,7 @@ void rms_norm(const c10::OperatorHandle& op, Stack& stack) {
                                                  : static_cast<double>(std::numeric_limits<float>::epsilon());
   const at::Tensor rstd =
       at::rsqrt(squares / static_cast<double>(rows.size()) + (given.isNone() ? least : given.toDouble()));
-  call.replace(stack, {result_of(call, x * rstd), rstd});
+  return_tensors(op, stack, {result_of(call, x * rstd), rstd});
 }
 
 // Gradients of input, weight and bias; `of_mean`: the mean was subtracted.
@@ -164,7 +160,7 @@ void normalization_backward(const c10::OperatorHandle& op, Stack& stack) {
   const auto wanted = call.args["output_mask"].toBoolList();
   std::array<bool, 3> mask = {wanted.get(0), wanted.get(1), kMean && wanted.get(2)};
   const auto all = gradients(call, kMean, mask);
-  call.replace(stack, {all.begin(), all.begin() + (kMean ? 3 : 2)});
+  return_tensors(op, stack, {all.begin(), all.begin() + (kMean ? 3 : 2)});
 }
 
 }  // namespace

@@ -134,8 +134,7 @@ void extreme_along(const c10::OperatorHandle& op, Stack& stack) {
   std::optional<std::vector<at::Tensor>> best;
   if (dim) best = extreme_of_split(op, self, {*dim}, kLargest, args["keepdim"].toBool(), /*wants_value=*/true);
   if (!best) return dispatch_by_rule(op, stack);
-  torch::jit::drop(stack, op.schema().arguments().size());
-  for (const at::Tensor& t : *best) stack.emplace_back(t);
+  return_tensors(op, stack, *std::move(best));
 }
 
 // argmax, argmin(self, dim?, keepdim).
@@ -154,8 +153,7 @@ void arg_extreme(const c10::OperatorHandle& op, Stack& stack) {
   const bool takes = !dims.empty() && self.scalar_type() != at::kBool;  // bools are rejected
   if (takes) best = extreme_of_split(op, self, dims, kLargest, args["keepdim"].toBool(), /*wants_value=*/false);
   if (!best) return dispatch_by_rule(op, stack);
-  torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(best->at(0));
+  return_tensors(op, stack, {best->at(0)});
 }
 
 // topk(self, k, dim, largest, sorted). A rank's candidates are its own k best.
@@ -180,9 +178,7 @@ void topk(const c10::OperatorHandle& op, Stack& stack) {
   if (!saves(self, request)) return dispatch_by_rule(op, stack);
   const Summaries all = gather_summaries(self, request, call_cause(op, "self", self));
   auto [values, places] = at::topk(all.tensors[0], k, *dim, largest, sorted);
-  torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(values);
-  stack.emplace_back(at::gather(all.tensors[1], *dim, places));
+  return_tensors(op, stack, {values, at::gather(all.tensors[1], *dim, places)});
 }
 
 }  // namespace

@@ -86,11 +86,6 @@ at::Tensor moved_view(const c10::OperatorHandle& op, Stack& stack, const std::ve
   return make_view_of({op, args, 0, 0, computed}, result, std::move(locals), 0, /*moved=*/true);
 }
 
-void return_view(const c10::OperatorHandle& op, Stack& stack, at::Tensor view) {
-  torch::jit::drop(stack, op.schema().arguments().size());
-  stack.emplace_back(std::move(view));
-}
-
 // The mesh dims that cut the sliced dim; empty: no parts move, or halos do not apply.
 std::vector<int64_t> cutting_of(const at::Tensor& t, const std::optional<Taken>& taken, int64_t size) {
   if (!is_dtensor(t) || !taken || taken->count == 0 ||
@@ -130,9 +125,9 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
     return HaloChoice{request, rule->outputs[0]->with_placements(placements)};
   });
   if (!decision) return dispatch_by_rule(op, stack);
-  at::Tensor view = make_lazy_slice({op, self, decision->result, taken->start * self.stride(taken->dim), cutting,
-                                     decision->plan, kSelect ? taken->dim : -1, call_cause(op, "self", self)});
-  return_view(op, stack, std::move(view));
+  const at::Tensor view = make_lazy_slice({op, self, decision->result, taken->start * self.stride(taken->dim), cutting,
+                                           decision->plan, kSelect ? taken->dim : -1, call_cause(op, "self", self)});
+  return_tensors(op, stack, {view});
 }
 
 // slice_backward(grad_output, input_sizes, dim, start, end, step).
@@ -151,7 +146,7 @@ void slice_backward(const c10::OperatorHandle& op, Stack& stack) {
   });
   if (!decision) return dispatch_by_rule(op, stack);
   RankTensors locals = add_back_halos(*decision->plan, meta_for_read(grad).locals, call_cause(op, "grad_output", grad));
-  return_view(op, stack, make_dtensor(decision->result, std::move(locals)));
+  return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 
 // ------------------------------------------------------------ unfold: windows of a dim
@@ -185,7 +180,7 @@ void unfold(const c10::OperatorHandle& op, Stack& stack) {
                                           : locals[i].new_empty(at::IntArrayRef(sizes.data(), sizes.size()));
     }
   }
-  return_view(op, stack, moved_view(op, stack, cutting, decision->result, std::move(locals)));
+  return_tensors(op, stack, {moved_view(op, stack, cutting, decision->result, std::move(locals))});
 }
 
 // unfold_backward(grad_in, input_sizes, dim, size, step).
@@ -219,7 +214,7 @@ void unfold_backward(const c10::OperatorHandle& op, Stack& stack) {
     }
   }
   RankTensors locals = add_back_halos(*decision->plan, pieces, call_cause(op, "grad_in", grad));
-  return_view(op, stack, make_dtensor(decision->result, std::move(locals)));
+  return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 
 }  // namespace
