@@ -12,12 +12,12 @@
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/report_reuse.h"
-#include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
 #include "ops/halo/pad_prefetch.h"
+#include "ops/halo/reduced_argument.h"
 #include "ops/halo/windows.h"
 #include "ops/support/arguments.h"
 #include "ops/support/movement.h"
@@ -52,12 +52,6 @@ std::optional<Move> normalized(std::optional<Move> move, at::IntArrayRef sizes) 
       dims.end());
   std::sort(dims.begin(), dims.end(), [](const HaloDim& a, const HaloDim& b) { return a.dim < b.dim; });
   return move;
-}
-
-bool passes(const Placements& placements, Passing passing) {
-  if (passing == Passing::kAll) return true;
-  if (passing == Passing::kLinear) return !has_nonlinear_partial(placements);
-  return placements == without_partials(placements);
 }
 
 // ------------------------------------------------------------ what the operators do
@@ -143,16 +137,6 @@ std::optional<Move> replication_pad_backward(const Arguments& args, at::IntArray
 
 // ------------------------------------------------------------ the handlers
 
-// Reduces the argument where its kind of Partial may not pass.
-at::Tensor reduced_if_needed(const c10::OperatorHandle& op, Arguments& args, const char* name, Passing passing) {
-  at::Tensor t = args.tensor(name);
-  const Placements& placements = spec_of(t)->placements();
-  if (passes(placements, passing)) return t;
-  t = redistribute_below_autograd(t, without_partials(placements), call_cause(op, name, t));
-  args.set(name, t);
-  return t;
-}
-
 // The layout of the result, like that of the input.
 SpecPtr result_of(const SpecPtr& given, const Decision* rule, const Shape& sizes) {
   const Placements placements = as_addends(given->placements());
@@ -219,7 +203,7 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
     return return_tensors(op, stack, {at::clone(args.tensor("self"))});
   if (!move || cutting_mesh_dims(*spec_of(args.tensor("self")), numbers_of(move->dims)).empty())
     return dispatch_by_rule(op, stack);
-  const at::Tensor self = reduced_if_needed(op, args, "self", move->passing);
+  const at::Tensor self = reduced_argument(op, args, "self", move->passing);
   const SpecPtr& source = spec_of(self);
   const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
     Shape sizes = source->sizes();
@@ -263,7 +247,7 @@ void move_back(const c10::OperatorHandle& op, Stack& stack) {
   const SpecPtr given = spec_of(args.tensor("grad_output"));
   if (!move || given->mesh() != spec_of(self)->mesh() || cutting_mesh_dims(*given, numbers_of(move->dims)).empty())
     return dispatch_by_rule(op, stack);
-  const at::Tensor grad = reduced_if_needed(op, args, "grad_output", move->passing);
+  const at::Tensor grad = reduced_argument(op, args, "grad_output", move->passing);
   const SpecPtr& source = spec_of(grad);
   const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr result = result_of(source, rule, spec_of(self)->sizes());

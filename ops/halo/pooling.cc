@@ -19,6 +19,7 @@
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
+#include "ops/halo/reduced_argument.h"
 #include "ops/halo/windows.h"
 #include "ops/spatial/window_arguments.h"
 #include "ops/support/arguments.h"
@@ -72,15 +73,6 @@ bool is_shared(const at::Tensor& t, const std::optional<Pooling>& pooling) {
   return pooling && is_dtensor(t) && t.numel() > 0 &&
          !cutting_mesh_dims(*spec_of(t), pooling->list(&WindowDim::dim)).empty() &&
          has_runs_along(*spec_of(t), pooling->list(&WindowDim::dim));
-}
-
-at::Tensor reduced_argument(const c10::OperatorHandle& op, Arguments& args, const char* name, bool sums_pass) {
-  at::Tensor t = args.tensor(name);
-  const Placements &given = spec_of(t)->placements(), values = without_partials(given);
-  if (given == values || (sums_pass && !has_nonlinear_partial(given))) return t;
-  t = redistribute_below_autograd(t, values, call_cause(op, name, t));
-  args.set(name, t);
-  return t;
 }
 
 SpecPtr pooled(const SpecPtr& source, const Pooling& pooling, const Decision* rule) {
@@ -165,7 +157,7 @@ void max_pool(const c10::OperatorHandle& op, Stack& stack) {
   const auto pooling = pooling_of(args, given.sizes(), kDims);
   if (args.out().defined() || !is_shared(given, pooling) || !given.is_floating_point())
     return dispatch_by_rule(op, stack);
-  const at::Tensor self = reduced_argument(op, args, "self", /*sums_pass=*/false);
+  const at::Tensor self = reduced_argument(op, args, "self", Passing::kNone);
   const auto decision = decide_forward(op, stack, spec_of(self), *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const double lowest = -std::numeric_limits<double>::infinity();
@@ -206,7 +198,7 @@ void max_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor grad = args.tensor("grad_output"), indices = args.tensor("indices");
   if (args.out().defined() || !is_dtensor(self) || !is_dtensor(indices) || !is_shared(grad, pooling))
     return dispatch_by_rule(op, stack);
-  grad = reduced_argument(op, args, "grad_output", /*sums_pass=*/true);
+  grad = reduced_argument(op, args, "grad_output", Passing::kLinear);
   const auto decision = decide_backward(op, stack, spec_of(grad), *spec_of(self), *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
   indices = redistribute_below_autograd(indices, without_partials(spec_of(grad)->placements()),
@@ -262,7 +254,7 @@ void avg_pool(const c10::OperatorHandle& op, Stack& stack) {
   const auto pooling = pooling_of(args, given.sizes(), kDims);
   if (args.out().defined() || !is_shared(given, pooling) || !given.is_floating_point())
     return dispatch_by_rule(op, stack);
-  const at::Tensor self = reduced_argument(op, args, "self", /*sums_pass=*/true);
+  const at::Tensor self = reduced_argument(op, args, "self", Passing::kLinear);
   const auto decision = decide_forward(op, stack, spec_of(self), *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
   RankTensors boxes = fetch_halos(*decision->plan, meta_for_read(self).locals, 0, call_cause(op, "self", self));
@@ -292,7 +284,7 @@ void avg_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
   const auto pooling = pooling_of(args, self.sizes(), kDims);
   at::Tensor grad = args.tensor("grad_output");
   if (args.out().defined() || !is_dtensor(self) || !is_shared(grad, pooling)) return dispatch_by_rule(op, stack);
-  grad = reduced_argument(op, args, "grad_output", /*sums_pass=*/true);
+  grad = reduced_argument(op, args, "grad_output", Passing::kLinear);
   const auto decision = decide_backward(op, stack, spec_of(grad), *spec_of(self), *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
   RankTensors pieces;

@@ -10,11 +10,11 @@
 #include <utility>
 
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/boxes.h"
 #include "ops/halo/decision.h"
+#include "ops/halo/reduced_argument.h"
 #include "ops/halo/windows.h"
 #include "ops/support/arguments.h"
 #include "placement/placement.h"
@@ -61,15 +61,6 @@ std::optional<std::vector<SpreadDim>> shared_dims(const Arguments& args, const S
   }
   if (dims.empty() || !has_runs_along(split, numbers_of(dims))) return std::nullopt;
   return dims;
-}
-
-at::Tensor without_nonlinear_partials(const c10::OperatorHandle& op, Arguments& args, const char* name) {
-  at::Tensor t = args.tensor(name);
-  const Placements& given = spec_of(t)->placements();
-  if (!has_nonlinear_partial(given)) return t;
-  t = redistribute_below_autograd(t, without_partials(given), call_cause(op, name, t));
-  args.set(name, t);
-  return t;
 }
 
 // A rank's part of the result within the result of its box.
@@ -131,7 +122,7 @@ void upsample(const c10::OperatorHandle& op, Stack& stack) {
     return dispatch_by_rule(op, stack);
   const auto dims = shared_dims(args, *spec_of(args.tensor("self")), args.tensor("self").sizes(), kReach);
   if (!dims) return dispatch_by_rule(op, stack);
-  const at::Tensor self = without_nonlinear_partials(op, args, "self");
+  const at::Tensor self = reduced_argument(op, args, "self", Passing::kLinear);
   const SpecPtr& source = spec_of(self);
   const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr result = rule->outputs[0]->with_placements(as_addends(source->placements()));
@@ -163,7 +154,7 @@ void upsample_backward(const c10::OperatorHandle& op, Stack& stack) {
   const std::vector<int64_t> input = args["input_size"].toIntVector();
   const auto dims = shared_dims(args, *spec_of(args.tensor("grad_output")), input, kReach);
   if (!dims) return dispatch_by_rule(op, stack);
-  const at::Tensor grad = without_nonlinear_partials(op, args, "grad_output");
+  const at::Tensor grad = reduced_argument(op, args, "grad_output", Passing::kLinear);
   const SpecPtr& given = spec_of(grad);
   const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr result = rule->outputs[0]->with_placements(as_addends(given->placements()));
