@@ -7,6 +7,7 @@
 #include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
 
@@ -37,6 +38,16 @@ void throw_plain_beside_distributed(std::string_view function, std::string_view 
       "ImplicitReplication scope.",
       loads ? " To load whole values into parameters, call dtensor::load_state_dict(module, values) or dtensor::load()."
             : "");
+}
+
+void throw_plain_in_place_of(std::string_view function, const at::Tensor& self, const at::Tensor& plain) {
+  const DTensorMeta& meta = meta_without_sync(self);
+  TORCH_CHECK(false, "[", std::string(function), "] a plain tensor of shape ", plain.sizes(),
+              " cannot take the place of ", meta.name ? "'" + *meta.name + "', " : "", "a distributed tensor ",
+              meta.spec->to_string(),
+              ". Instead of torch::load() call dtensor::load(module, path), which keeps the layouts, or "
+              "dtensor::load_state_dict(module, values) for plain values at hand; or distribute the tensor first: "
+              "distribute_tensor(t, mesh, placements).");
 }
 
 }  // namespace dtensor::internal

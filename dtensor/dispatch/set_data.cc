@@ -11,17 +11,6 @@
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
-
-void throw_plain_in_place_of(std::string_view function, const at::Tensor& self, const at::Tensor& plain) {
-  const DTensorMeta& meta = meta_without_sync(self);
-  TORCH_CHECK(false, "[", std::string(function), "] a plain tensor of shape ", plain.sizes(),
-              " cannot take the place of ", meta.name ? "'" + *meta.name + "', " : "", "a distributed tensor ",
-              meta.spec->to_string(),
-              ". Instead of torch::load() call dtensor::load(module, path), which keeps the layouts, or "
-              "dtensor::load_state_dict(module, values) for plain values at hand; or distribute the tensor first: "
-              "distribute_tensor(t, mesh, placements).");
-}
-
 namespace {
 
 // set_data() calls it first. The library itself uses plain tensors while it saves and loads: inside a LocalGuard.

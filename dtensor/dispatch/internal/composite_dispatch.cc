@@ -101,21 +101,6 @@ bool register_composites() {
 const bool composites_registered = register_composites();
 
 }  // namespace
-
-void run_without_handler(const c10::OperatorHandle& op, Stack& stack) {
-  c10::DispatchKeySet keys;
-  for (const c10::IValue& arg : torch::jit::last(stack, op.schema().arguments().size())) {
-    if (arg.isTensor() && arg.toTensor().defined()) keys = keys | arg.toTensor().key_set();
-  }
-  keys = c10::impl::computeDispatchKeySet(keys, c10::DispatchKeySet(c10::DispatchKeySet::FULL));
-  // That key's kernel is a fallthrough, which only the dispatcher knows; tensors have the key in inference mode, too.
-  keys = (keys & kBelowThatKey).remove(c10::DispatchKey::ADInplaceOrView);
-  // Below autograd the next kernel would be the handler itself.
-  if (keys.highestPriorityTypeId() == kDTensorKey)
-    return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
-  op.redispatchBoxed(keys, &stack);
-}
-
 }  // namespace dtensor::internal
 
 TORCH_LIBRARY_IMPL(_, DeferredInit, m) {
