@@ -1,6 +1,5 @@
 #include "dtensor/parallel/overlapped_linear.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/GradMode.h>
@@ -16,6 +15,7 @@
 #include "dtensor/parallel/parameter_group.h"
 #include "dtensor/redistribution/internal/saved_layout.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/tensor/autocast.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
@@ -102,11 +102,6 @@ struct OverlappedLinearFn : torch::autograd::Function<OverlappedLinearFn> {
   }
 };
 
-bool computes_in_autocast(const at::Tensor& t) {
-  const auto device = t.device().type();
-  return at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device);
-}
-
 // Whether the operator's own code would compute with the tensors as they are.
 bool takes_plain_products(const LinearCall& call) {
   const auto fits = [&](const at::Tensor& t) {
@@ -118,7 +113,7 @@ bool takes_plain_products(const LinearCall& call) {
     return traits == nullptr || traits->hook_watches.empty();
   };
   const at::Tensor &x = call.input, &w = call.weight, &b = call.bias;
-  if (!c10::isFloatingType(spec_of(x)->dtype()) || computes_in_autocast(x)) return false;
+  if (!c10::isFloatingType(spec_of(x)->dtype()) || is_autocast_on(x)) return false;
   const bool multiplies =
       fits(x) && x.dim() >= 2 && fits(w) && is_unwatched(w) && w.dim() == 2 && x.size(-1) == w.size(1);
   return multiplies && (!b.defined() || (fits(b) && is_unwatched(b) && b.dim() == 1 && b.size(0) == w.size(0)));

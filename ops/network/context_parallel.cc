@@ -19,6 +19,7 @@
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/head_tail.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/tensor/autocast.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/network/context_layouts.h"
@@ -98,10 +99,8 @@ at::Tensor on_mesh(const at::Tensor& t, const char* argument, const DeviceMesh& 
 
 // Below a handler autocast does not see the arguments.
 at::Tensor as_autocast(const at::Tensor& t) {
-  const auto device = t.device().type();
-  const bool casts = at::autocast::is_autocast_available(device) && at::autocast::is_autocast_enabled(device);
   const bool is_eligible = t.is_floating_point() && t.scalar_type() != at::kDouble;
-  return casts && is_eligible ? t.to(at::autocast::get_autocast_dtype(device)) : t;
+  return is_autocast_on(t) && is_eligible ? t.to(at::autocast::get_autocast_dtype(t.device().type())) : t;
 }
 
 const DeviceMesh& mesh_of(const Arguments& args) {
