@@ -10,6 +10,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "placement/valid_dim.h"
 #include "placement/with_dim.h"
 
 namespace dtensor::internal {
@@ -135,12 +136,6 @@ class Parser {
   absl::Status error_;
 };
 
-// `dim` counted from the front; nothing if the tensor has no such dim.
-std::optional<int64_t> wrap_dim(int64_t dim, int64_t ndim) {
-  if (dim < -ndim || dim >= ndim) return std::nullopt;
-  return dim < 0 ? dim + ndim : dim;
-}
-
 std::string no_such_dim(absl::string_view what, int64_t dim, int64_t ndim) {
   if (ndim == 0) return absl::StrCat("a ", what, " of 0 dims cannot be sharded");
   return absl::StrCat("a ", what, " of ", ndim, " dims has no dim ", dim, "; expected ", -ndim, " to ", ndim - 1);
@@ -166,7 +161,7 @@ absl::StatusOr<Placements> normalize_placements(const Placements& placements, in
   for (size_t i = 0; i < placements.size(); ++i) {
     const Placement& p = placements[i];
     if (p.is_sharded()) {
-      const auto dim = wrap_dim(p.dim(), ndim);
+      const auto dim = valid_dim(p.dim(), ndim);
       if (!dim) return normalize_error(placements, i, no_such_dim("tensor", p.dim(), ndim));
       if (p.is_strided_shard() && p.split_factor() < 1) {
         return normalize_error(placements, i, "the split factor must be at least 1");
@@ -175,7 +170,7 @@ absl::StatusOr<Placements> normalize_placements(const Placements& placements, in
     }
     if (p.is_mask_partial()) {
       const int64_t table_ndim = p.offset_shape().size();
-      const auto dim = wrap_dim(p.offset_dim(), table_ndim);
+      const auto dim = valid_dim(p.offset_dim(), table_ndim);
       if (!dim) return normalize_error(placements, i, no_such_dim("table", p.offset_dim(), table_ndim));
       normalized[i] = MaskPartial(p.offset_shape(), *dim, p.reduce_op());
     }

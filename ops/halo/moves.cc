@@ -22,6 +22,7 @@
 #include "ops/support/arguments.h"
 #include "ops/support/movement.h"
 #include "placement/placement.h"
+#include "placement/valid_dim.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {
@@ -37,11 +38,6 @@ struct Move {
 };
 // nullopt: no such description exists, or the operator itself reports an error. `sizes`: of the moved tensor.
 using Describe = std::optional<Move> (*)(const Arguments& args, at::IntArrayRef sizes);
-
-std::optional<int64_t> valid_dim(int64_t dim, int64_t ndim) {
-  if (dim < -ndim || dim >= ndim) return std::nullopt;
-  return dim < 0 ? dim + ndim : dim;
-}
 
 // Only the dims along which elements move, ascending.
 std::optional<Move> normalized(std::optional<Move> move, at::IntArrayRef sizes) {

@@ -118,19 +118,12 @@ std::optional<std::vector<at::Tensor>> extreme_of_split(const c10::OperatorHandl
   return combine_summaries(self, request, combination, call_cause(op, "self", self));
 }
 
-// The dim argument, from 0; nullopt: invalid, and the operator itself reports the error.
-std::optional<int64_t> valid_dim(const at::Tensor& self, const c10::IValue& dim) {
-  const int64_t n = self.dim();
-  if (!dim.isInt() || dim.toInt() < -n || dim.toInt() >= n) return std::nullopt;
-  return dim.toInt() < 0 ? dim.toInt() + n : dim.toInt();
-}
-
 // max.dim, min.dim(self, dim, keepdim).
 template <bool kLargest>
 void extreme_along(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
-  const auto dim = valid_dim(self, args["dim"]);
+  const auto dim = valid_dim(args["dim"], self.dim());
   std::optional<std::vector<at::Tensor>> best;
   if (dim) best = extreme_of_split(op, self, {*dim}, kLargest, args["keepdim"].toBool(), /*wants_value=*/true);
   if (!best) return dispatch_by_rule(op, stack);
@@ -146,7 +139,7 @@ void arg_extreme(const c10::OperatorHandle& op, Stack& stack) {
   if (args["dim"].isNone()) {
     dims.resize(static_cast<size_t>(self.dim()));
     std::iota(dims.begin(), dims.end(), 0);
-  } else if (const auto dim = valid_dim(self, args["dim"])) {
+  } else if (const auto dim = valid_dim(args["dim"], self.dim())) {
     dims = {*dim};
   }
   std::optional<std::vector<at::Tensor>> best;
@@ -160,7 +153,7 @@ void arg_extreme(const c10::OperatorHandle& op, Stack& stack) {
 void topk(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor self = args.tensor("self");
-  const auto dim = valid_dim(self, args["dim"]);
+  const auto dim = valid_dim(args["dim"], self.dim());
   const int64_t k = args["k"].toInt();
   const bool largest = args["largest"].toBool(), sorted = args["sorted"].toBool();
   if (!dim || self.is_complex() || k < 1 || k > self.size(*dim) || !is_split(self, {*dim})) {

@@ -28,11 +28,6 @@ namespace {
 
 using torch::jit::Stack;
 
-std::optional<int64_t> valid_dim(const c10::IValue& dim, int64_t ndim) {
-  if (!dim.isInt() || dim.toInt() < -ndim || dim.toInt() >= ndim) return std::nullopt;
-  return dim.toInt() < 0 ? dim.toInt() + ndim : dim.toInt();
-}
-
 // The indices start, start + step, ... of a dim.
 struct Taken {
   int64_t dim = 0, start = 0, count = 0, step = 1;

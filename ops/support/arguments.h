@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include "placement/valid_dim.h"
+
 namespace dtensor::internal {
 
 // Valid while the arguments are on the stack.
@@ -47,6 +49,12 @@ class Arguments {
 // Undefined where an argument is None.
 inline at::Tensor optional_tensor(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
+}
+
+// The dim in an argument, counted from the front. nullopt: a tensor of `ndim` dims has no such dim, and the operator
+// itself reports the error.
+inline std::optional<int64_t> valid_dim(const c10::IValue& dim, int64_t ndim) {
+  return dim.isInt() ? valid_dim(dim.toInt(), ndim) : std::nullopt;
 }
 
 // Ends a call: pops its arguments from the stack and pushes `results`.
