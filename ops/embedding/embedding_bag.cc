@@ -16,6 +16,7 @@
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
+#include "ops/embedding/embedding.h"
 #include "ops/support/arguments.h"
 #include "ops/support/meta_tensor.h"
 #include "ops/support/plain_numbers.h"
@@ -27,8 +28,7 @@ namespace dtensor::internal {
 int64_t first_of(const Spec& spec, int64_t i) { return spec.local_layout(i).offsets[0]; }
 
 TableRows table_rows(const Spec& table, int64_t i, int64_t padding_idx) {
-  const Runs runs = table.local_layout(i).dims[0];
-  const Run own = runs.empty() ? Run{} : runs.front();
+  const Run own = own_rows(table, i);
   return {own.begin, own.size, table.sizes()[0], padding_idx};
 }
 

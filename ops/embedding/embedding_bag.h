@@ -13,7 +13,7 @@ namespace dtensor::internal {
 // For a dim on which `t` may be split: the first index that local rank i holds, and its rows as one run.
 int64_t first_of(const Spec& spec, int64_t i);
 
-// The rows of a table that a rank holds. REQUIRES: one run, as the strategies split rows by Shard alone.
+// own_rows(), as an argument of the functions of masked_embedding_bag.h.
 TableRows table_rows(const Spec& table, int64_t i, int64_t padding_idx);
 
 }  // namespace dtensor::internal

@@ -1,5 +1,7 @@
 #include "ops/embedding/kernel_arguments.h"
 
+#include <c10/util/Exception.h>
+
 #include <limits>
 
 #ifdef DTENSOR_HAVE_CUDA
@@ -9,6 +11,11 @@
 #endif
 
 namespace dtensor::internal {
+
+void check_rows(const char* op, int64_t offset, int64_t size, int64_t num_rows) {
+  TORCH_CHECK_VALUE(offset >= 0 && size >= 0 && offset + size <= num_rows, op, ": rows [", offset, ", ", offset + size,
+                    ") are not all within the table's ", num_rows, " rows (arguments offset, num_rows)");
+}
 
 bool can_sort(const at::Tensor& ids, int64_t num_own_rows) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();

@@ -15,6 +15,9 @@ inline bool has_index_type(const at::Tensor& ids) {
   return ids.scalar_type() == at::kLong || ids.scalar_type() == at::kInt;
 }
 
+// Error (ValueError): a table of `num_rows` rows does not have all rows [offset, offset + size). `op`: for its text.
+void check_rows(const char* op, int64_t offset, int64_t size, int64_t num_rows);
+
 // Whether kernels can sort the ids by row.
 bool can_sort(const at::Tensor& ids, int64_t num_own_rows);
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "ops/embedding/kernel_arguments.h"
 #include "ops/embedding/masked_embedding_bag.h"
 
 namespace dtensor::internal {
@@ -14,8 +15,7 @@ using FourTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using OptionalTensor = std::optional<at::Tensor>;
 
 TableRows rows_of_part(const char* op, int64_t offset, int64_t size, int64_t num_rows, int64_t padding_idx) {
-  TORCH_CHECK_VALUE(offset >= 0 && size >= 0 && offset + size <= num_rows, op, ": rows [", offset, ", ", offset + size,
-                    ") are not all within the table's ", num_rows, " rows (arguments offset, num_rows)");
+  check_rows(op, offset, size, num_rows);
   return {offset, size, num_rows, padding_idx};
 }
 

@@ -4,17 +4,13 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "ops/embedding/kernel_arguments.h"
 #include "ops/embedding/masked_embedding.h"
 
 namespace dtensor::internal {
 namespace {
 
 using torch::autograd::AutogradContext;
-
-void check_rows(const char* op, int64_t offset, int64_t size, int64_t num_rows) {
-  TORCH_CHECK_VALUE(offset >= 0 && size >= 0 && offset + size <= num_rows, op, ": rows [", offset, ", ", offset + size,
-                    ") are not all within the table's ", num_rows, " rows (arguments offset, num_rows)");
-}
 
 at::Tensor look_up_part(const at::Tensor& part, const at::Tensor& ids, int64_t offset, int64_t num_rows, int64_t) {
   TORCH_CHECK_VALUE(part.dim() == 2, "masked_embedding: 'part' must be [rows, features], it has sizes ", part.sizes());
