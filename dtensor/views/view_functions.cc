@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/above_autograd.h"
 #include "dtensor/tensor/typed_operators.h"
 
 namespace dtensor::internal {
@@ -223,21 +224,13 @@ bool is_view_to_autograd(const c10::OperatorHandle& op) {
          std::find(kOthers.begin(), kOthers.end(), schema.name()) == kOthers.end();
 }
 
-// For all of ATen's view operators, when the library is loaded.
-bool register_views() {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  auto* registered = new std::vector<c10::RegistrationHandleRAII>;  // for the life of the process
-  for (const auto& name : dispatcher.getAllOpNames()) {
-    if (name.name.rfind("aten::", 0) != 0) continue;
-    const auto op = dispatcher.findSchema(name);
-    if (!op || !is_view_to_autograd(*op)) continue;
-    registered->push_back(dispatcher.registerImpl(name, kAboveAutogradKey, kernel_for(name, TypedViews()), std::nullopt,
-                                                  nullptr, "dtensor: how views are taken again"));
-  }
-  return true;
+// For ATen's view operators.
+std::optional<c10::KernelFunction> view_kernel(const c10::OperatorHandle& op) {
+  if (!is_view_to_autograd(op)) return std::nullopt;
+  return kernel_for(op.operator_name(), TypedViews());
 }
 
-const bool views_registered = register_views();
+const bool views_registered = (register_above_autograd(&view_kernel, "dtensor: how views are taken again"), true);
 
 }  // namespace
 }  // namespace dtensor::internal

@@ -4,7 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
-#include <vector>
+#include <optional>
 
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
@@ -13,6 +13,7 @@
 #include "dtensor/dispatch_key.h"
 #include "dtensor/parallel/applied_style.h"
 #include "dtensor/parallel/param_dtype.h"
+#include "dtensor/tensor/above_autograd.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 
@@ -81,24 +82,16 @@ bool has_tensor_argument(const c10::FunctionSchema& schema) {
   return false;
 }
 
-// For all of ATen's composite operators, when the library is loaded.
-bool register_composites() {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  auto* registered = new std::vector<c10::RegistrationHandleRAII>;  // stays for the process' lifetime
-  for (const auto& name : dispatcher.getAllOpNames()) {
-    if (name.name.rfind("aten::", 0) != 0) continue;
-    const auto op = dispatcher.findSchema(name);
-    if (!op || !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
-    if (!has_tensor_argument(op->schema()) || name.name == "aten::_has_compatible_shallow_copy_type")
-      continue;  // see set_data.cc
-    registered->push_back(
-        dispatcher.registerImpl(name, kAboveAutogradKey, c10::KernelFunction::makeFromBoxedFunction<&run_composite>(),
-                                std::nullopt, nullptr, "dtensor: notes that a composite operator runs"));
-  }
-  return true;
+// For ATen's composite operators.
+std::optional<c10::KernelFunction> composite_kernel(const c10::OperatorHandle& op) {
+  if (!op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return std::nullopt;
+  const bool is_taken = op.schema().name() == "aten::_has_compatible_shallow_copy_type";  // see set_data.cc
+  if (!has_tensor_argument(op.schema()) || is_taken) return std::nullopt;
+  return c10::KernelFunction::makeFromBoxedFunction<&run_composite>();
 }
 
-const bool composites_registered = register_composites();
+const bool composites_registered =
+    (register_above_autograd(&composite_kernel, "dtensor: notes that a composite operator runs"), true);
 
 }  // namespace
 }  // namespace dtensor::internal
