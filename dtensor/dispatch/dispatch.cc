@@ -5,10 +5,10 @@
 #include <functional>
 
 #include "absl/algorithm/container.h"
-#include "absl/container/flat_hash_map.h"
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/core_fallback.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/internal/call_writes.h"
 #include "dtensor/dispatch/internal/decide_call.h"
 #include "dtensor/dispatch/internal/gradient_target.h"
 #include "dtensor/dispatch/internal/input_moves.h"
@@ -19,7 +19,6 @@
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch/reduce_first.h"
 #include "dtensor/dispatch/report_work.h"
-#include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/step_decider.h"
@@ -30,7 +29,6 @@ namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
-using CallTensors = absl::InlinedVector<at::Tensor, 6>;
 
 void check_local(const OpInfo& info, const Spec& spec, const at::Tensor& local, int64_t rank_index) {
   const Shape expected = spec.local_shape(rank_index);
@@ -125,26 +123,6 @@ void push_results(const OpInfo& info, const Decision& decision, const Inputs& in
   }
 }
 
-// The tensors that the operator writes to.
-CallTensors written_tensors(const OpInfo& info, const Inputs& in) {
-  CallTensors written;
-  for (size_t k = 0; k < in.tensors.size(); ++k) {
-    if (info.args[in.args[k]].written && in.tensors[k].defined()) written.push_back(in.tensors[k]);
-  }
-  return written;
-}
-
-// Whether an operator that writes to several tensors writes to a copied view and to its base, or to two views of one
-// base. Its result for one would not be visible in the other.
-bool writes_related(const OpInfo& info, const Inputs& in) {
-  absl::flat_hash_map<const LocalStorage*, const LocalStorage*> first;  // per base: a memory that is a view of it
-  for (const at::Tensor& t : written_tensors(info, in)) {
-    const LocalStorage* own = meta_without_sync(t).storage.get();
-    if (first.try_emplace(memory_viewed_by(t), own).first->second != own) return true;
-  }
-  return false;
-}
-
 // Like ATen's fallback for lists.
 void run_one_by_one(const OpInfo& info, Stack& stack) {
   constexpr auto kSlow = c10::DispatchKey::CompositeExplicitAutograd;
@@ -167,11 +145,6 @@ struct CallWithin {
   CallWithin& operator=(const CallWithin&) = delete;
 };
 
-// Some ranks may have written: nothing derived from these tensors before is valid any more.
-void note_failed_write(const OpInfo& info, const Inputs& in) {
-  for (const at::Tensor& t : written_tensors(info, in)) mark_written(*meta_without_sync(t).storage);
-}
-
 // The results of the local operators, from inputs that were moved.
 std::vector<RankTensors> run_decided(const OpInfo& info, const Decided& decided, const Inputs& in,
                                      c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals) {
@@ -193,7 +166,8 @@ at::Tensor defer_call(const OpInfo& info, const Decided& decided, const Inputs& 
 }
 
 void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, Stack& stack) {
-  if (in.observed && writes_related(info, in)) return run_one_by_one(info, stack);
+  const CallWrites writes(info, in);
+  if (in.observed && writes.are_related()) return run_one_by_one(info, stack);
   const auto args = torch::jit::last(stack, info.args.size());
   const at::Tensor leaf = note_gradient_target(info, *resolved.rule, in);
   StepDecider* decider = calls_within == 1 ? current_dispatch_scope().step_decider : nullptr;
@@ -213,11 +187,11 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
     try {
       outputs = run_decided(info, decided, in, args, locals);
     } catch (...) {
-      note_failed_write(info, in);
+      writes.note_failed();
       throw;
     }
   }
-  for (const at::Tensor& t : written_tensors(info, in)) note_write(t, info.name);
+  writes.note();
 
   Stack results;
   push_results(info, *decision, in, std::move(outputs), args, results);
@@ -236,9 +210,7 @@ void run_by_rule(const OpInfo& info, Stack& stack) {
   Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
   if (in.has_module_traits) check_hooks_ran(info, in);
   if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
-  if (in.observed) {
-    for (const at::Tensor& t : written_tensors(info, in)) check_write(t, info.name);
-  }
+  if (in.observed) CallWrites(info, in).check();
   if (!resolved.rule) return run_without_rule(info, in, stack);
   if (in.has_module_traits) use_gathered_parameters(info, in);
   use_reduced_copies(info, torch::jit::last(stack, info.args.size()), in);
