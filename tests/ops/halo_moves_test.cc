@@ -23,8 +23,10 @@
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/remembered_layouts.h"
+#include "dtensor/scopes.h"
 #include "mesh/memory_meter.h"
 #include "observe/comm_debug_mode.h"
+#include "propagation/strategy_cache.h"
 #include "tests/ops/halo_compare.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
@@ -398,6 +400,29 @@ TEST_CASE("halo: margins are not used for conjugated or negated views", "[ops][h
   const at::Tensor uneven = at::randn({7}, at::kDouble), y = lay_out(uneven, mesh, {Shard(0)}) * 1;  // 3, 3, 1
   for (const int64_t shift : {2, -2, 5, -6, 1, -1})
     CHECK(difference(y.roll({shift}, {0}), uneven.roll({shift}, {0})).value_or("") == "");
+}
+
+TEST_CASE("halo: decisions differ by scope, which errors of a frozen cache name", "[ops][halo]") {
+  const DeviceMesh mesh(World::local(3), {3});
+  const auto x = distribute_tensor(at::arange(12), mesh, {Shard(0)});
+  const auto is_rolled = [&] { return at::equal(full_tensor(x.roll(1, 0)), at::arange(12).roll(1, 0)); };
+  CHECK(is_rolled());
+  StrategyCache& cache = strategy_cache(mesh.world());
+  cache.freeze();
+  CHECK(is_rolled());
+  {
+    const LossParallel scope;
+    CHECK_THROWS_WITH(x.roll(1, 0), Catch::Contains("aten::roll(") && Catch::Contains(" in a LossParallel scope"));
+  }
+  {
+    const RedistributeMemoryLimit limit(4096);
+    CHECK_THROWS_WITH(x.roll(1, 0), Catch::Contains("aten::roll(") && Catch::Contains(" within 4096 bytes"));
+    cache.freeze(false);
+    CHECK(is_rolled());
+  }
+  cache.freeze();
+  const RedistributeMemoryLimit same(4096);
+  CHECK(is_rolled());
 }
 
 }  // namespace
