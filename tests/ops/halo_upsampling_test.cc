@@ -2,6 +2,8 @@
 // the input, and no more bytes than the interpolation needs.
 #include <ATen/ops/avg_pool2d.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/upsample_bicubic2d.h>
 #include <ATen/ops/upsample_bilinear2d.h>
 #include <ATen/ops/upsample_nearest2d.h>
@@ -187,6 +189,22 @@ TEST_CASE("halo: grids that halve and double do not communicate", "[ops][halo]")
   residual.backward(seed);
   CHECK(DTensor(image.grad()).placements() == Placements{Shard(2)});
   CHECK(comm.total() == 0);
+}
+
+TEST_CASE("halo: a Partial maximum is reduced for windows and grids that add elements up", "[ops][halo]") {
+  const DeviceMesh mesh(World::local(4), {2, 2});
+  const at::Tensor a = at::randn({1, 2, 8, 6}, at::kDouble), b = at::randn({1, 2, 8, 6}, at::kDouble);
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& t : {a, b}) {
+    for (const int64_t row : {0, 4}) parts.push_back(t.narrow(2, row, 4).contiguous());
+  }
+  const at::Tensor x = from_local(parts, mesh, {Partial(ReduceOp::kMax), Shard(2)}), plain = at::maximum(a, b);
+  CHECK(difference(at::avg_pool2d(x, 3, 1, 1), at::avg_pool2d(plain, 3, 1, 1)).value_or("") == "");
+  for (const Upsampling& op : kPlanar) {
+    INFO(op.name);
+    const at::Tensor y = upsampled(op.name, op.corners, x, {16, 12});
+    CHECK(difference(y, upsampled(op.name, op.corners, plain, {16, 12})).value_or("") == "");
+  }
 }
 
 }  // namespace
