@@ -29,11 +29,12 @@ using namespace internal;
 
 namespace {
 
-constexpr size_t kChanges = 3;  // of an advice
+constexpr size_t kChanges = 3;      // of an advice
+constexpr double kRounding = 1e-9;  // of times that follow from models of few layers
 
 // Modules of one class that have one style now.
 struct StyledModules {
-  const ModuleClass* of;
+  const ModuleClass* module_class;
   std::vector<std::string> patterns;  // match these modules and no others
   std::optional<ParallelStyle> style;
 };
@@ -93,17 +94,21 @@ std::vector<std::optional<ParallelStyle>> styles_for(const ModuleClass& c) {
   return styles;
 }
 
-int64_t mesh_size(const NamedNumbers& mesh, const std::string& dim) {
-  const auto found = absl::c_find_if(mesh, [&](const auto& m) { return m.first == dim; });
-  return found == mesh.end() ? 0 : found->second;
-}
-
-ModelArrangement arrangement_now(const ModuleLayouts& now, const SearchModuleLayoutsOptions& o) {
-  const int64_t data = mesh_size(now.mesh, o.data_dim), tensor = mesh_size(now.mesh, o.tensor_dim);
-  TORCH_CHECK_VALUE(data >= 1 && tensor >= 1 && now.mesh.size() == 2 && data * tensor == o.ranks,
+ModelArrangement arrangement_now(const ModuleLayouts& now, const SearchModuleLayoutsOptions& o,
+                                 const std::vector<at::Tensor>& inputs) {
+  const bool named = now.mesh.size() == 2 && now.mesh[0].first == o.data_dim && now.mesh[1].first == o.tensor_dim;
+  const int64_t data = named ? now.mesh[0].second : 0, tensor = named ? now.mesh[1].second : 0;
+  TORCH_CHECK_VALUE(data >= 1 && tensor >= 1 && data * tensor == o.ranks,
                     "[advise_module_layouts] the mesh of the layouts is '", numbers_text(now.mesh),
-                    "'; expected the mesh dims '", o.data_dim, "' and '", o.tensor_dim, "' of ", o.ranks,
-                    " ranks together");
+                    "'; expected the mesh dims '", o.data_dim, "' and '", o.tensor_dim, "', in this order, of ",
+                    o.ranks, " ranks together");
+  SearchModuleLayoutsOptions of_now = o;
+  of_now.micro_batches = {now.micro_batches};
+  check_options(of_now, inputs);
+  TORCH_CHECK_VALUE(
+      absl::c_equal(now.settings, o.settings, [](const auto& a, const auto& b) { return a.first == b.first; }),
+      "[advise_module_layouts] the layouts have the settings '", numbers_text(now.settings),
+      "'; give one value for each of options.settings, in their order");
   return {make_search_mesh(o, data, tensor), now.settings, now.micro_batches};
 }
 
@@ -185,7 +190,7 @@ void add_arrangements(Changes& changes, const TriedModel& tried, const ModuleLay
 void add_layouts(Changes& changes, const TriedModel& tried, const ModuleLayouts& now,
                  const std::vector<StyledModules>& styles, LayoutTrials& trials) {
   for (size_t i = 0; i < styles.size(); ++i) {
-    for (const auto& style : styles_for(*styles[i].of)) {
+    for (const auto& style : styles_for(*styles[i].module_class)) {
       if (style == styles[i].style) continue;
       ModuleLayouts changed = now;
       changed.styles = plan_with(styles, i, style);
@@ -194,11 +199,13 @@ void add_layouts(Changes& changes, const TriedModel& tried, const ModuleLayouts&
                   trials.run(std::move(changed)));
     }
   }
-  ModuleLayouts grouped = now;
-  grouped.groups = now.groups.empty() ? tried.classes.groups : std::vector<std::string>();
-  const std::string what =
-      now.groups.empty() ? absl::StrCat("fully_shard(", patterns_text(grouped.groups), ")") : "no fully_shard()";
-  changes.add(what, trials.run(std::move(grouped)));
+  for (const auto& groups : {tried.classes.groups, std::vector<std::string>()}) {
+    if (groups == now.groups) continue;
+    ModuleLayouts grouped = now;
+    grouped.groups = groups;
+    changes.add(groups.empty() ? "no fully_shard()" : absl::StrCat("fully_shard(", patterns_text(groups), ")"),
+                trials.run(std::move(grouped)));
+  }
 }
 
 }  // namespace
@@ -225,10 +232,14 @@ LayoutAdvice advise_module_layouts(const MakeModel& make, const std::vector<at::
                                    const ModuleLayouts& now, const SearchModuleLayoutsOptions& options) {
   TORCH_CHECK_VALUE(make, "[advise_module_layouts] make is an empty function");
   check_options(options, inputs);
-  const ModelArrangement arrangement = arrangement_now(now, options);
+  const ModelArrangement arrangement = arrangement_now(now, options, inputs);
   TriedModel tried{make, inputs, options, now.settings};
   run_on_one_rank(tried);
   const std::vector<StyledModules> styles = styles_now(tried, now);
+  TORCH_CHECK_VALUE(
+      options.layers <= 3 || styles.size() == tried.classes.classes.size(),
+      "[advise_module_layouts] modules at one place of repeated layers have different styles, which models "
+      "of 2 and 3 layers do not show: leave options.layers 0");
   ModuleLayouts by_class = now;  // the same layouts, in entries that can be changed one by one
   by_class.styles = plan_with(styles, styles.size(), std::nullopt);
   LayoutTrials trials(tried, arrangement);
@@ -248,9 +259,9 @@ LayoutAdvice advise_module_layouts(const MakeModel& make, const std::vector<at::
   advice.changes = changes.best();
   advice.best = found.best;
   for (const AdvisedChange& c : advice.changes) {
-    if (c.fits && c.layouts.step.seconds() < advice.best.step.seconds()) advice.best = c.layouts;
+    if (c.fits && c.layouts.step.seconds() < advice.best.step.seconds() * (1 - kRounding)) advice.best = c.layouts;
   }
-  if (at.fits && at.layouts.step.seconds() <= advice.best.step.seconds()) advice.best = advice.now;
+  if (at.fits && at.layouts.step.seconds() <= advice.best.step.seconds() * (1 + kRounding)) advice.best = advice.now;
   return advice;
 }
 

@@ -11,7 +11,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -21,7 +20,7 @@
 namespace dtensor {
 
 struct AdvisedChange {
-  std::string what;       // "layers.*.w1: ColwiseParallel() instead of replicated"
+  std::string what;       // "layers.*.w1: ColwiseParallel instead of replicated"
   ModuleLayouts layouts;  // with the change
   bool fits = false;      // within max_bytes
   double seconds = 0;     // that a step takes less; 0 where the layouts do not fit now
@@ -32,18 +31,22 @@ struct LayoutAdvice {
   ModuleLayouts now;  // as given, with its predicted step
   bool ran = false;   // false: parameters and gradients alone exceed max_bytes, and now.step has only their bytes
   bool fits = false;  // ran, within max_bytes
-  // That make a step faster, or make it fit where it does not; the best first, at most three.
+  // Each makes a step faster or, where it does not fit, makes it need less memory; the best first, at most three.
   std::vector<AdvisedChange> changes;
-  ModuleLayouts best;  // the faster one of what the search found and of the first change; or `now`, if none is faster
+  ModuleLayouts best;  // the fastest of what the search found, the changes that fit, and `now`
 
   // The share of the time that the best saves, the changes with what they save, and the best layouts.
   std::string explain() const;
 };
 
-// `now`: with sizes of the mesh whose product is options.ranks, and a value for each setting. It need not be allowed by
-// options.allows. Errors
-// (ValueError): those of search_module_layouts(); names of mesh dims that are not those of the options, or sizes of
-// another product; a pattern that matches no module; a step that throws in these layouts, with what it threw.
+// `now`: the sizes of the mesh, data dim first, with the product options.ranks, which options.allows need not allow; a
+// value for each of options.settings, and the number of micro-batches. The options should try these values, too: else
+// changes of the mesh alone are not found. With options.layers, `now` and the changes are predicted from models of 2
+// and 3 layers, in which all patterns must match; only the best of the search runs on all layers.
+//
+// Errors (ValueError): those of search_module_layouts(); other mesh dims, sizes or settings; a number of micro-batches
+// that does not divide the batch; a pattern that matches no module; with options.layers, modules at one place of
+// repeated layers that have different styles; a step that throws in these layouts, with what it threw.
 LayoutAdvice advise_module_layouts(const MakeModel& make, const std::vector<at::Tensor>& inputs,
                                    const ModuleLayouts& now, const SearchModuleLayoutsOptions& options);
 

@@ -25,7 +25,7 @@ struct ModuleLayouts {
   ParallelPlan styles;              // over the tensor dim; modules without one are replicated there
   std::vector<std::string> groups;  // patterns of the modules that fully_shard() is called for; none: replicated
   StepPrediction step;              // predicted on a mesh of these sizes
-  // What the prediction is of, besides; the program's, not of apply_layouts().
+  // Of the program whose step was predicted; apply_layouts() does not use them.
   NamedNumbers settings = {};
   int64_t micro_batches = 1;
 

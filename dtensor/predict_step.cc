@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <memory>
 #include <mutex>
-#include <tuple>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -13,6 +12,7 @@
 #include "comm/scope.h"
 #include "comm/work_event.h"
 #include "dtensor/analysis/group_level.h"
+#include "dtensor/analysis/step_sum.h"
 #include "mesh/memory_meter.h"
 #include "plan/cost_model.h"
 
@@ -21,14 +21,14 @@ using namespace internal;
 
 namespace {
 
-auto kind_of(const PredictedCollectives& c) { return std::tie(c.collective, c.mesh_dims, c.between_nodes); }
-
 // Backward runs on threads of its own, one at a time.
 class StepListener final : public CommListener {
  public:
   // `spans`: also in order, with the memory meanwhile; null: not.
   StepListener(const World& world, std::vector<StepSpan>* spans)
       : cost_(cost_model(world)), meter_(world.memory()), spans_(spans) {}
+  // The meter has the peak of the step, as without spans.
+  ~StepListener() override { meter_.touch(peak_bytes_ - meter_.live_bytes()); }
 
   void on_comm(const CommEvent&, bool) override {}
 
@@ -38,12 +38,10 @@ class StepListener final : public CommListener {
                              view.call.group != nullptr && crosses_nodes(*view.call.group, cost_->ranks_per_node)};
     row.seconds = cost_->collective(event.collective, event.group_size, row.between_nodes, event.bytes);
     const std::lock_guard lock(mutex_);
-    auto& rows = step_.communication;
-    auto found = absl::c_find_if(rows, [&](const auto& other) { return kind_of(other) == kind_of(row); });
-    if (found == rows.end()) found = rows.insert(found, {row.collective, row.mesh_dims, row.between_nodes});
-    ++found->count;
-    found->bytes += event.bytes;
-    found->seconds += row.seconds;
+    PredictedCollectives& found = row_like(step_.communication, row);
+    ++found.count;
+    found.bytes += event.bytes;
+    found.seconds += row.seconds;
     add_span(StepSpan::Kind::kCollective, row.name(), event.cause.module_path, event.backward, row.seconds);
   }
 

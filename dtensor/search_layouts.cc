@@ -140,11 +140,7 @@ int64_t LayoutChoice::setting(const std::string& name) const {
 }
 
 std::string LayoutCandidate::name() const {
-  std::vector<std::string> parts;
-  for (const auto* numbers : {&mesh, &settings}) {
-    for (const auto& [name, value] : *numbers) parts.push_back(absl::StrCat(name, "=", value));
-  }
-  return absl::StrJoin(parts, " ");
+  return absl::StrCat(numbers_text(mesh), settings.empty() ? "" : " ", numbers_text(settings));
 }
 
 const LayoutCandidate& LayoutSearch::best() const {

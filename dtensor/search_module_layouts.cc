@@ -152,7 +152,7 @@ std::vector<ModuleLayouts> alternatives_to(const LayoutTrial& best, const AllTri
 
 struct BestTrial {
   const LayoutTrial* trial = nullptr;
-  LayoutTrials* of = nullptr;
+  LayoutTrials* trials = nullptr;
 };
 
 // Of several that are equally good, the first. REQUIRES: one was run.
@@ -259,18 +259,20 @@ ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vecto
     StyleSearch(trials, model->second.classes.classes.size(), stop, ran).search();
     result.steps += trials.steps();
   }
-  BestTrial best = best_of(all);
-  for (const LayoutTrial* before = nullptr; before != best.trial; best = best_of(all)) {
+  BestTrial best;
+  for (bool settled = false; !settled;) {
+    best = best_of(all);
     check_best(*best.trial, options.max_bytes);
-    const int64_t steps = best.of->steps();
-    if (best.trial->whole) {
-      before = best.trial;
-      result.gains = gains_of(*best.trial, models.at(best.trial->layouts.settings).classes, *best.of);
+    const int64_t steps = best.trials->steps();
+    const bool checked = best.trial->whole.has_value();
+    if (checked) {
+      result.gains = gains_of(*best.trial, models.at(best.trial->layouts.settings).classes, *best.trials);
     } else {
-      best.of->run_whole(*best.trial);
+      best.trials->run_whole(*best.trial);
     }
-    result.steps += best.of->steps() - steps;
+    result.steps += best.trials->steps() - steps;
     if (options.progress) options.progress(result.steps, least);
+    settled = checked && best_of(all).trial == best.trial;  // no trial for a gain is better
   }
   result.best = best.trial->layouts;
   result.best.step = *best.trial->whole;

@@ -10,9 +10,10 @@
 //   found.best.styles.save("plan.json");                 // for parallelize_module(); or on the cluster, for `mesh`:
 //   apply_layouts(*model, mesh, found.best);
 //
-// Modules at the same place of repeated layers are one class and get one style, so that the search takes as long for 80
-// layers as for 2. Layers are repeated if they have the same type, the same parameters (names, shapes, dtypes) and such
-// submodules, and two or more modules in them have parameters; their names do not matter.
+// Modules at the same place of repeated layers are one class and get one style, so that there are as many choices for
+// 80 layers as for 2; options.layers makes each as fast to try, too. Layers are repeated if they have the same type,
+// the same parameters (names, shapes, dtypes) and such submodules, and two or more modules in them have parameters;
+// their names do not matter.
 //
 // Linear layers, convolutions and tables are replicated, ColwiseParallel or RowwiseParallel; other modules with
 // parameters are replicated or SequenceParallel. Activations between them are whole or sharded by dim 1, everywhere
@@ -45,22 +46,24 @@ struct StyleGain {
 
 struct ModuleLayoutSearch {
   ModuleLayouts best;
-  std::vector<ModuleLayouts> alternatives;  // at most three, the fastest others that fit and are predicted otherwise
-  std::vector<StyleGain> gains;             // of all classes, in the order of the model
-  int64_t steps = 0;                        // that were run
-  bool complete = false;                    // no mesh had more choices to try than max_steps allowed
+  // At most three, the fastest others that fit and are predicted otherwise; with options.layers, from 2 and 3 layers.
+  std::vector<ModuleLayouts> alternatives;
+  std::vector<StyleGain> gains;  // of all classes, in the order of the model
+  int64_t steps = 0;             // that were run
+  bool complete = false;         // no mesh had more choices to try than max_steps allowed
 
   // The best, a line for each class with what its style saves, and what the alternatives take more time for.
   std::string explain() const;
 };
 
 // `inputs`: of the whole batch; only their shapes and dtypes count, so they may be on the device "meta". A choice whose
-// step throws is passed over, and one whose parameters and gradients alone exceed max_bytes is not run.
-// Errors (ValueError): an empty function; no model, or one without parameters; ranks < 1; `allows` allows no mesh, or
-// none whose data dim is at most a micro-batch; max_steps < 1; a setting twice or without values; a number of
-// micro-batches below 1 or that does not divide dim 0 of an input; layers < 0, or a model of fewer layers that has
-// other classes of modules; no choice that was tried fits max_bytes (the text says what the nearest needs) or runs;
-// what making a model, or a step on one rank, throws. Runs on the calling thread.
+// step throws is passed over, and one whose parameters and gradients alone exceed max_bytes is not run, with `layers`
+// at most on 2 layers. Errors (ValueError): an empty function; no model, or one without parameters; ranks < 1; `allows`
+// allows no mesh, or none whose data dim is at most a micro-batch; max_steps < 1; a setting twice, with the name of a
+// mesh dim, or without values; no number of micro-batches, one below 1, or one that does not divide dim 0 of an input;
+// layers < 0, or a model of fewer layers that has other classes of modules; no choice that was tried fits max_bytes
+// (the text says what the nearest needs) or runs; what making a model, or a step on one rank, throws. Runs on the
+// calling thread.
 ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vector<at::Tensor>& inputs,
                                          const SearchModuleLayoutsOptions& options);
 

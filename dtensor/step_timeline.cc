@@ -33,9 +33,9 @@ SpanLook look_of(Kind kind) {
   return {"collectives", "#d9856c"};
 }
 
-constexpr double kWidth = 960, kLeft = 72, kRight = 8, kMemoryTop = 24, kMemoryHeight = 180, kRowHeight = 28;
+constexpr double kWidth = 960, kLeft = 110, kRight = 8, kMemoryTop = 24, kMemoryHeight = 180, kRowHeight = 28;
 constexpr double kRowsTop = kMemoryTop + kMemoryHeight + 12, kHeight = kRowsTop + 2 * kRowHeight + 44;
-constexpr double kNarrow = 0.5;  // pixels; narrower spans of one kind are drawn as one
+constexpr double kNarrow = 0.5;  // pixels; narrower neighbours are drawn as one, in the colour of the longest
 
 std::string span_text(const StepSpan& s) {
   return absl::StrCat(s.name, s.module_path.empty() ? "" : absl::StrCat(" in ", s.module_path));
@@ -54,7 +54,7 @@ class TimelineDrawer {
         "font-size=\"11\">\n",
         kWidth, kHeight);
     draw_memory();
-    draw_row("forward", /*backward=*/false, kRowsTop);
+    draw_row("forward, optimizer", /*backward=*/false, kRowsTop);
     draw_row("backward", /*backward=*/true, kRowsTop + kRowHeight);
     draw_legend();
     return svg_ + "</svg>\n";
@@ -97,7 +97,7 @@ class TimelineDrawer {
     for (size_t i = 0; i < spans.size();) {
       const StepSpan& first = spans[i];
       size_t end = i + 1;
-      while (end < spans.size() && spans[end].kind == first.kind && spans[end].backward == first.backward &&
+      while (end < spans.size() && spans[end].backward == first.backward &&
              x_of(spans[end].end) - x_of(first.begin) < kNarrow) {
         ++end;
       }
@@ -108,10 +108,13 @@ class TimelineDrawer {
 
   void draw_spans(size_t first, size_t end, double top) {
     const StepSpan &a = timeline_.spans[first], &z = timeline_.spans[end - 1];
+    const auto longest = std::max_element(
+        timeline_.spans.begin() + static_cast<ptrdiff_t>(first), timeline_.spans.begin() + static_cast<ptrdiff_t>(end),
+        [](const StepSpan& s, const StepSpan& other) { return s.end - s.begin < other.end - other.begin; });
     const std::string more = end - first > 1 ? absl::StrCat(" and ", end - first - 1, " more") : "";
     svg_ += svg_rect(x_of(a.begin), top, std::max((z.end - a.begin) * scale_, 0.1), kRowHeight - 4,
-                     absl::StrCat("fill=\"", look_of(a.kind).colour, "\""),
-                     absl::StrCat(span_text(a), more, ", ", seconds_text(z.end - a.begin)));
+                     absl::StrCat("fill=\"", look_of(longest->kind).colour, "\""),
+                     absl::StrCat(span_text(*longest), more, ", ", seconds_text(z.end - a.begin)));
   }
 
   void draw_legend() {

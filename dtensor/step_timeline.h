@@ -28,8 +28,9 @@ struct StepTimeline {
   StepPrediction step;
   std::vector<StepSpan> spans;  // in their order, one after the other; without views
 
-  // Above, memory over time, with its peak and the operator at which it is; below, the spans in a row for each of
-  // forward and backward, in a colour for each kind, with name, module and time where the pointer is.
+  // Above, memory over time, with its peak and the operator at which it is; below, the spans, forward and the
+  // optimizer in one row, backward in another, in a colour for each kind, with name, module and time where the pointer
+  // is.
   std::string to_svg() const;
 };
 

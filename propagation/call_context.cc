@@ -69,6 +69,7 @@ bool is_alike(const c10::SmallVector<TensorHints, kInline>& inputs, size_t a, si
 }  // namespace
 
 std::string ScopeHints::to_string() const {
+  const auto& [limits, keep_class_shards] = *this;  // all: a member that is missing is a compile error
   std::string text;
   if (limits.any()) text += c10::str(" within ", limits.max_bytes, " bytes");
   if (keep_class_shards) text += " in a LossParallel scope";

@@ -13,7 +13,7 @@
 namespace dtensor::internal {
 namespace {
 
-bool valid_dim(const Placement& p, int64_t ndim) { return !p.is_sharded() || (p.dim() >= 0 && p.dim() < ndim); }
+bool has_its_dim(const Placement& p, int64_t ndim) { return !p.is_sharded() || (p.dim() >= 0 && p.dim() < ndim); }
 
 void check_shape(const Problem& problem, size_t num_inputs, size_t num_outputs) {
   const OpCall& call = problem.functional;
@@ -27,7 +27,7 @@ void check_shape(const Problem& problem, size_t num_inputs, size_t num_outputs) 
 void check_output(const Problem& problem, size_t o, const Placement& p) {
   if (o >= problem.metas.tensors.size() || !problem.metas.tensors[o]) return;
   const int64_t ndim = static_cast<int64_t>(problem.metas.tensors[o]->sizes.size());
-  TORCH_CHECK(valid_dim(p, ndim), "rule of ", problem.call.name(), ": ", to_string(p), " for output ", o,
+  TORCH_CHECK(has_its_dim(p, ndim), "rule of ", problem.call.name(), ": ", to_string(p), " for output ", o,
               ", which has ", ndim, " dims");
 }
 
@@ -57,7 +57,7 @@ bool input_allowed(const Problem& problem, size_t i, int64_t d, const Placement&
   const Spec& spec = *problem.call.inputs[i];
   const Placement& given = problem.given(i, d);
   if (wanted == given) return true;
-  if (!valid_dim(wanted, spec.ndim()) || wanted.is_mask_partial()) return false;
+  if (!has_its_dim(wanted, spec.ndim()) || wanted.is_mask_partial()) return false;
   if (!wanted.is_partial()) return true;
   if (wanted.reduce_op() == ReduceOp::kSum) return spec.dtype() != c10::ScalarType::Bool;
   // Making a Partial with the neutral elements of other ranks is not exact for every value; only done for another
@@ -101,7 +101,7 @@ std::string accepted(const Problem& problem, size_t input, int64_t d, const std:
       if (problem.fixed_outputs[o] == static_cast<int>(input)) ask(option.outputs[o]);
     }
     if (input < option.inputs.size()) ask(option.inputs[input]);
-    if (!one || !wanted || !valid_dim(*wanted, problem.call.inputs[input]->ndim())) continue;
+    if (!one || !wanted || !has_its_dim(*wanted, problem.call.inputs[input]->ndim())) continue;
     // A Partial only if the input had it.
     if (wanted->is_partial() && problem.given(input, d) != *wanted) continue;
     std::string text = to_string(*wanted);

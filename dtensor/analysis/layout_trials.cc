@@ -140,7 +140,7 @@ auto order_of(const LayoutTrial& t) {
 }
 
 std::string key_of(const ModuleLayouts& layouts) {
-  return absl::StrCat(absl::StrJoin(layouts.groups, " "), "\n", layouts.styles.to_string());
+  return absl::StrCat(layouts.groups.size(), " ", absl::StrJoin(layouts.groups, " "), "\n", layouts.styles.to_string());
 }
 
 }  // namespace
@@ -230,6 +230,7 @@ void LayoutTrials::run_whole(const LayoutTrial& of) {
     trial.fits = trial.whole->peak_bytes <= tried_.options.max_bytes;
     if (!trial.fits) trial.layouts.step.peak_bytes = trial.whole->peak_bytes;
   });
+  trial.ran = trial.failure.empty();
 }
 
 std::optional<StepPrediction> LayoutTrials::run_step(const ModuleLayouts& layouts, int64_t& least_bytes) {

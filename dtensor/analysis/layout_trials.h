@@ -43,14 +43,14 @@ struct TriedModel {
   std::map<int64_t, std::vector<bool>> has_gradient = {};
 };
 
-// Sets the last two members. Errors: see search_module_layouts().
+// Runs forward and backward on one rank; sets classes and has_gradient. Errors: see search_module_layouts().
 void run_on_one_rank(TriedModel& tried);
 
 struct LayoutTrial {
   ClassStyles styles;
   ModuleLayouts layouts;
   bool ran = false;  // false: it failed, or was not run, and layouts.step has only a lower bound of its memory
-  std::optional<StepPrediction> whole;  // after run_whole(); layouts.step stays, to compare trials by
+  std::optional<StepPrediction> whole;  // after run_whole(); layouts.step stays but for a peak beyond max_bytes
   bool fits = false;                    // ran, within max_bytes
   std::string failure;                  // the error of its step; "": none
 
@@ -58,7 +58,7 @@ struct LayoutTrial {
 };
 
 // Those that fit first, fastest first; then those that ran and need more memory, least first; then those that were not
-// run, the least bound first; then those that failed.
+// run, the one with the smallest lower bound first; then those that failed.
 bool is_better(const LayoutTrial& a, const LayoutTrial& b);
 
 class LayoutTrials {

@@ -40,9 +40,10 @@ void check_options(const SearchModuleLayoutsOptions& o, const std::vector<at::Te
   TORCH_CHECK_VALUE(o.ranks >= 1, "[search_module_layouts] ranks is ", o.ranks, "; it must be at least 1");
   TORCH_CHECK_VALUE(o.max_steps >= 1, "[search_module_layouts] max_steps is ", o.max_steps, "; it must be at least 1");
   TORCH_CHECK_VALUE(o.layers >= 0, "[search_module_layouts] layers is ", o.layers, "; it must not be negative");
-  std::set<std::string> names;
+  std::set<std::string> names{o.data_dim, o.tensor_dim};
   for (const auto& [name, values] : o.settings) {
-    TORCH_CHECK_VALUE(names.insert(name).second, "[search_module_layouts] '", name, "' is the name of two settings");
+    TORCH_CHECK_VALUE(names.insert(name).second, "[search_module_layouts] '", name,
+                      "' is the name of two mesh dims or settings");
     TORCH_CHECK_VALUE(!values.empty(), "[search_module_layouts] the setting '", name, "' has no values to try");
   }
   TORCH_CHECK_VALUE(!o.micro_batches.empty(), "[search_module_layouts] micro_batches has no numbers to try; {1} has");

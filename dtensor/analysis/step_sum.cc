@@ -13,9 +13,15 @@ int64_t sum_of(int64_t a, int64_t b, double times) {
   return static_cast<int64_t>(std::llround(static_cast<double>(a) + times * static_cast<double>(b)));
 }
 
-auto place_of(const PredictedCollectives& c) { return std::tie(c.collective, c.mesh_dims, c.between_nodes); }
-
 }  // namespace
+
+PredictedCollectives& row_like(std::vector<PredictedCollectives>& rows, const PredictedCollectives& row) {
+  const auto kind = [](const PredictedCollectives& c) { return std::tie(c.collective, c.mesh_dims, c.between_nodes); };
+  const auto found = absl::c_find_if(rows, [&](const auto& other) { return kind(other) == kind(row); });
+  if (found != rows.end()) return *found;
+  rows.push_back({row.collective, row.mesh_dims, row.between_nodes});
+  return rows.back();
+}
 
 void add_step(StepPrediction& sum, const StepPrediction& part, double times) {
   sum.product_seconds += times * part.product_seconds;
@@ -25,12 +31,10 @@ void add_step(StepPrediction& sum, const StepPrediction& part, double times) {
   sum.operators = sum_of(sum.operators, part.operators, times);
   sum.start_seconds += times * part.start_seconds;
   for (const PredictedCollectives& row : part.communication) {
-    auto found = absl::c_find_if(sum.communication, [&](const auto& c) { return place_of(c) == place_of(row); });
-    if (found == sum.communication.end())
-      found = sum.communication.insert(found, {row.collective, row.mesh_dims, row.between_nodes});
-    found->count = sum_of(found->count, row.count, times);
-    found->bytes = sum_of(found->bytes, row.bytes, times);
-    found->seconds += times * row.seconds;
+    PredictedCollectives& found = row_like(sum.communication, row);
+    found.count = sum_of(found.count, row.count, times);
+    found.bytes = sum_of(found.bytes, row.bytes, times);
+    found.seconds += times * row.seconds;
   }
   absl::c_stable_sort(sum.communication, [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
 }
@@ -44,7 +48,7 @@ bool alike(const StepSpan& a, const StepSpan& b) { return a.kind == b.kind && a.
 // operators, and the last 2 d + b; a and b are not known, and what more is alike is so by chance. The first a + d are
 // compared, and the last d + b: a layer at an end of the phase is compared with none that has layers on both sides.
 int64_t peak_of_phase(const std::vector<StepSpan>& two, const std::vector<StepSpan>& three, int64_t layers) {
-  if (two.size() > three.size()) return 0;
+  if (two.size() > three.size()) return 0;  // not made up of equal layers
   const auto count_alike = [](auto at, auto end, auto other) {
     return std::mismatch(at, end, other, alike).first - at;
   };

@@ -9,6 +9,9 @@
 
 namespace dtensor::internal {
 
+// The row of the same collective, mesh dims and level; a new one, with counts of 0, if there is none.
+PredictedCollectives& row_like(std::vector<PredictedCollectives>& rows, const PredictedCollectives& row);
+
 // Adds the terms of `part`, `times` as large, to those of `sum`; not the memory.
 void add_step(StepPrediction& sum, const StepPrediction& part, double times);
 

@@ -1,13 +1,12 @@
 #include "dtensor/parallel/param_dtype.h"
 
-#include <ATen/autocast_mode.h>
-
 #include <algorithm>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "dtensor/parallel/program_call.h"
+#include "dtensor/tensor/autocast.h"
 #include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
 
@@ -54,7 +53,7 @@ void cast_to_param_dtype(const c10::OperatorHandle& op, bool is_view, torch::jit
   for_each_dtensor(torch::jit::last(stack, count), [&](const at::Tensor& t) {
     if (t.dim() > 0 && c10::isFloatingType(t.scalar_type())) floating.push_back(t);
   });
-  if (at::autocast::is_autocast_enabled(floating.front().device().type())) return;
+  if (is_autocast_on(floating.front())) return;
   for (const at::Tensor& t : floating) {
     if (t.scalar_type() != *dtype) replace_tensor(args, t, t.to(*dtype));
   }

@@ -1,4 +1,4 @@
-// Autocast, seen from operators that are computed above or below its key.
+// Whether autocast is on, for code that runs where autocast's own kernels do not see the arguments.
 #pragma once
 
 #include <ATen/autocast_mode.h>

@@ -1,8 +1,8 @@
 // Decides whether an operator that moves elements along dims exchanges halos or follows its rule: the one that takes
 // less time by the cost model.
 //
-// The decision follows from specs and arguments alone, so it is the same on every rank, and is cached per world like
-// the decisions of rules.
+// The decision follows from specs, arguments and the hints of the scope (ScopeHints) alone, so it is the same on every
+// rank, and is cached per world like the decisions of rules.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -28,7 +28,7 @@ struct IndexMap {
   bool is_identity(int64_t n) const;
 };
 
-// `count` elements from `start` on. REQUIRES: they exist.
+// `count` elements from `start` on. REQUIRES: the dim has these elements.
 IndexMap sliced(int64_t start, int64_t count, int64_t step);
 // Maps from n elements:
 IndexMap rolled(int64_t n, int64_t shift);

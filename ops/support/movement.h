@@ -14,8 +14,8 @@ namespace dtensor::internal {
 // needed whole.
 using OutputDims = std::vector<int>;
 
-// Which kinds of Partial pass: only sums and averages (elements are added up), or all (each output element is an input
-// element, or zero).
+// Which kinds of Partial pass: none, only sums and averages (elements are added up), or all (each output element is an
+// input element, or zero).
 enum class Passing { kNone, kLinear, kAll };
 
 // One tensor (the first; other inputs are ignored) moved to `num_outputs` tensors with the same dims.

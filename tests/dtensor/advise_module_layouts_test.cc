@@ -74,7 +74,7 @@ TEST_CASE("advise_module_layouts: the style that is missing is the change that g
   check_predictions(advice, *options.cost_model);
 }
 
-TEST_CASE("advise_module_layouts: nothing to say of the best", "[dtensor][advise_module_layouts]") {
+TEST_CASE("advise_module_layouts: the best layouts get no advice", "[dtensor][advise_module_layouts]") {
   const SearchModuleLayoutsOptions options = slow_ranks();
   const ModuleLayouts best = search_module_layouts(make_language_model, token_ids(), options).best;
   const LayoutAdvice advice = advise_module_layouts(make_language_model, token_ids(), best, options);
@@ -146,9 +146,18 @@ TEST_CASE("advise_module_layouts: errors", "[dtensor][advise_module_layouts]") {
     CAPTURE(all, part);
     CHECK(all.find(part) != std::string::npos);
   };
-  has(text({{{"dp", 4}, {"tp", 4}}, {}, {}, {}}), "is 'dp=4 tp=4'; expected the mesh dims 'dp' and 'tp' of 4 ranks");
-  has(text({{{"dp", 2}, {"model", 2}}, {}, {}, {}}), "expected the mesh dims 'dp' and 'tp' of 4 ranks");
-  has(text({}), "expected the mesh dims 'dp' and 'tp' of 4 ranks");
+  has(text({{{"dp", 4}, {"tp", 4}}, {}, {}, {}}),
+      "is 'dp=4 tp=4'; expected the mesh dims 'dp' and 'tp', in this order, of 4 ranks");
+  has(text({{{"dp", 2}, {"model", 2}}, {}, {}, {}}), "expected the mesh dims 'dp' and 'tp', in this order, of 4 ranks");
+  has(text({{{"tp", 2}, {"dp", 2}}, {}, {}, {}}), "in this order, of 4 ranks together");
+  ModuleLayouts divided{{{"dp", 2}, {"tp", 2}}, {}, {}, {}};
+  divided.micro_batches = 3;
+  has(text(divided), "cannot be divided into 3 micro-batches");
+  divided.micro_batches = 0;
+  has(text(divided), "micro_batches has 0");
+  divided.micro_batches = 1, divided.settings = {{"checkpoint", 1}};
+  has(text(divided), "the layouts have the settings 'checkpoint=1'; give one value for each");
+  has(text({}), "expected the mesh dims 'dp' and 'tp', in this order, of 4 ranks");
   has(text({{{"dp", 2}, {"tp", 2}}, {{{"layer.*", ColwiseParallel()}}}, {}, {}}), "'layer.*' matches no module");
   has(text({{{"dp", 2}, {"tp", 2}}, {}, {"layer.*"}, {}}), "'layer.*' of a group matches no module");
 }

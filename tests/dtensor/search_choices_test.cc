@@ -184,7 +184,7 @@ TEST_CASE("search_module_layouts: errors of settings, micro-batches and layers",
            [](auto& o) {
              o.settings = {{"checkpoint", {0}}, {"checkpoint", {1}}};
            }),
-      "'checkpoint' is the name of two settings");
+      "'checkpoint' is the name of two mesh dims or settings");
   has(text(make_blocks,
            [](auto& o) {
              o.settings = {{"recompute", {1}}};

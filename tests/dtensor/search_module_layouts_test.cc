@@ -378,6 +378,24 @@ TEST_CASE("search_module_layouts: states of the optimizer count", "[dtensor][sea
   CHECK(with.live_bytes > 2 * without.live_bytes);
 }
 
+TEST_CASE("search_module_layouts: a model without repeated layers is one group of fully_shard()",
+          "[dtensor][search_module_layouts]") {
+  const auto make = [](const ModelChoice&) {
+    nn::Sequential model(nn::Linear(64, 256), nn::ReLU(), nn::Linear(256, 64));
+    return ModelWithLoss{model.ptr(), [model](const std::vector<Tensor>& in) {
+                           auto forward = model;
+                           return forward->forward(in[0]).square().mean();
+                         }};
+  };
+  SearchModuleLayoutsOptions options = slow_ranks();
+  options.allows = [](const DeviceMesh& mesh) { return mesh.size("tp") == 1; };
+  const std::vector<Tensor> inputs = {torch::zeros({4, 64})};
+  const ModuleLayoutSearch replicated = search_module_layouts(make, inputs, options);
+  CHECK(replicated.best.groups.empty());
+  options.max_bytes = replicated.best.step.peak_bytes - 1;
+  CHECK(search_module_layouts(make, inputs, options).best.groups == std::vector<std::string>{""});
+}
+
 // ------------------------------------------------------------ classes
 
 std::vector<std::vector<std::string>> patterns_in(nn::Module& model) {

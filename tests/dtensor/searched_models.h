@@ -20,7 +20,7 @@ inline ModelWithLoss make_language_model(const ModelChoice& = {}) {
           }};
 }
 
-// Of 8 ranks with slow arithmetic, so that much is sharded although the model is small.
+// 4 ranks with slow arithmetic, so that much is sharded although the model is small.
 inline SearchModuleLayoutsOptions slow_ranks() {
   SearchModuleLayoutsOptions options;
   options.ranks = 4;

@@ -55,7 +55,8 @@ bool is_update(const OpInfo& info, const Inputs& in);  // check_hooks.cc
 void note_context(const OpInfo& info, Inputs& in);
 // The same for the tensors of a call.
 void note_context(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, CallContext& context);
-// The facts about a tensor that they depend on, besides its spec and DTensorMeta::hints, as bits of a number.
+// What note_context() reads of a tensor besides its spec and DTensorMeta::hints, as bits. A fact that is added there is
+// added here, too: else the calls of a list operator share decisions that differ.
 uint64_t hints_of(const at::Tensor& t);
 // Whether an operator that writes to `t` may change its layout with the write. The same on all ranks, since all ranks
 // alias and expose parts alike.

@@ -7,16 +7,17 @@
 
 namespace dtensor::internal {
 
-// Inside backward, fills in the gradient target, if there is one:
-//  * for rules with OpRule::uses_gradient_target the layout of the parameter that gets the gradient, which is returned,
-//    unless its gradient is reduced with those of its group (leaf_group.h);
-//  * for an elementwise operator or a cast of a Partial gradient the Partial layout in which the result can be deferred
-//    and reduced with others. It can where it goes only to parameters that are replicated where it is Partial, through
-//    operators on tensors of like shapes: weights that are computed from parameters (w = g * v / v.norm(2, 1, true),
-//    exp(v), a cast of autocast). These are reduced with all other gradients (gradient_bucket.h), if that sends no more
-//    than reducing the incoming gradient. And the result of a cast can where other gradients are added to it: else many
-//    casts of one activation would be reduced one by one.
-// This follows from the graph of the backward, which is the same on all ranks. Undefined: no such parameter.
+// Inside backward, fills in the gradient target, if there is one. Returns the parameter whose gradient this call
+// computes (rules with OpRule::uses_gradient_target); undefined: none, or one whose gradient is reduced with those of
+// its group (leaf_group.h). The target is
+//  * for these rules, the layout of that parameter;
+//  * for an elementwise operator or a cast of a Partial gradient, the Partial layout in which the result can be deferred
+//    and reduced with others (gradient_bucket.h), if that sends no more than reducing the incoming gradient.
+//
+// A result can be deferred where it goes only to parameters that are replicated where it is Partial, through operators
+// on tensors of like shapes: weights that are computed from parameters (w = g * v / v.norm(2, 1, true), exp(v), a cast
+// of autocast). The result of a cast can, too, where other gradients are added to it: else many casts of one activation
+// would be reduced one by one. This follows from the graph of the backward, which is the same on all ranks.
 at::Tensor note_gradient_target(const OpInfo& info, const OpRule& rule, Inputs& in);
 
 }  // namespace dtensor::internal
