@@ -1,0 +1,156 @@
+// How long search_module_layouts() takes for large models on many imaginary ranks.
+//
+//   ./bazelw run //benchmarks:layout_search
+//   ./bazelw run //benchmarks:layout_search -- --only 405B --explain
+//
+// The models have the sizes and about the batches that their authors published, in bfloat16 with AdamW, on imaginary
+// H100s, with tensor parallelism within a node. Each layer computes its activations again in backward, or does not.
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/flags/flag.h"
+#include "absl/strings/str_cat.h"
+#include "benchmarks/gates.h"
+#include "dtensor/activation_checkpoint.h"
+#include "dtensor/search_module_layouts.h"
+#include "examples/models/llama.h"
+#include "examples/models/vision.h"
+#include "mesh/device_mesh.h"
+#include "plan/known_clusters.h"
+#include "tools/flags.h"
+
+ABSL_FLAG(std::string, only, "", "the models whose names contain this");
+ABSL_FLAG(bool, explain, false, "print what each search found");
+ABSL_FLAG(int64_t, max_steps, 5000, "that a search may run");
+
+namespace {
+
+using namespace dtensor;
+using namespace dtensor::benchmarks;
+using torch::Tensor;
+namespace F = torch::nn::functional;
+
+struct SearchedModel {
+  std::string name;
+  int64_t ranks;
+  MakeModel make;
+  int64_t layers;
+  std::vector<int64_t> micro_batches;
+  std::vector<Tensor> inputs;
+  double gate_seconds;
+};
+
+Tensor token_loss(const Tensor& scores, const Tensor& targets) {
+  return F::cross_entropy(scores.view({-1, scores.size(-1)}), targets.view({-1}));
+}
+
+// Layer by layer, each computed again in backward if the choice says so.
+Tensor through_layers(const ModelChoice& choice, size_t layers, Tensor x,
+                      const std::function<Tensor(size_t, const Tensor&)>& layer) {
+  for (size_t i = 0; i < layers; ++i) {
+    const auto run = [=](const Tensor& t) { return layer(i, t); };
+    x = choice.setting("checkpoint") == 1 ? dtensor::checkpoint(run, x) : run(x);
+  }
+  return x;
+}
+
+SearchedModel llama(const std::string& name, const examples::LlamaConfig& config, int64_t ranks, int64_t batch,
+                    int64_t length, std::vector<int64_t> micro_batches) {
+  const auto make = [config](const ModelChoice& choice) -> ModelWithLoss {
+    examples::LlamaConfig chosen = config;
+    chosen.layers = choice.layers;
+    auto model = std::make_shared<examples::LlamaImpl>(chosen);
+    model->to(torch::kBFloat16);
+    return {model, [model, choice](const std::vector<Tensor>& in) {
+              const auto block = [model](size_t i, const Tensor& x) { return model->run_blocks(x, i, i + 1); };
+              const Tensor x = through_layers(choice, model->blocks->size(), model->tokens(in[0]), block);
+              return token_loss(model->head(model->norm(x)), in[1]);
+            }};
+  };
+  const Tensor ids = torch::empty({batch, length}, torch::device(at::kMeta).dtype(torch::kLong));
+  return {name, ranks, make, config.layers, std::move(micro_batches), {ids, ids}, 60};
+}
+
+SearchedModel vit(const std::string& name, const examples::ViTConfig& config, int64_t ranks, int64_t batch,
+                  std::vector<int64_t> micro_batches) {
+  const auto make = [config](const ModelChoice& choice) -> ModelWithLoss {
+    examples::ViTConfig chosen = config;
+    chosen.layers = choice.layers;
+    auto model = std::make_shared<examples::ViTImpl>(chosen);
+    model->to(torch::kBFloat16);
+    return {model, [model, choice](const std::vector<Tensor>& in) {
+              const auto block = [model](size_t i, const Tensor& x) {
+                return model->blocks[i]->as<examples::ViTBlock>()->forward(x);
+              };
+              const Tensor x = through_layers(choice, model->blocks->size(), model->embedded(in[0]), block);
+              return F::cross_entropy(model->scores(x), in[1]);
+            }};
+  };
+  const auto meta = torch::device(at::kMeta);
+  return {name,
+          ranks,
+          make,
+          config.layers,
+          std::move(micro_batches),
+          {torch::empty({batch, 3, config.image, config.image}, meta.dtype(torch::kBFloat16)),
+           torch::empty({batch}, meta.dtype(torch::kLong))},
+          60};
+}
+
+std::vector<SearchedModel> models() {
+  examples::LlamaConfig small, large;
+  small.vocab = large.vocab = 128256;
+  small.width = 4096, small.heads = 32, small.kv_heads = 8, small.hidden = 14336, small.layers = 32;
+  large.width = 16384, large.heads = 128, large.kv_heads = 8, large.hidden = 53248, large.layers = 126;
+  examples::ViTConfig vit22;
+  vit22.image = 224, vit22.patch = 14, vit22.width = 6144, vit22.heads = 48, vit22.layers = 48, vit22.classes = 1000;
+  return {llama("Llama 3 8B on 64 ranks", small, 64, 512, 8192, {8, 16}),
+          llama("Llama 3 405B on 16,384 ranks", large, 16384, 2048, 8192, {1}),
+          vit("ViT-22B on 1,024 ranks", vit22, 1024, 65536, {1, 4})};
+}
+
+int run() {
+  Gates gates;
+  for (const SearchedModel& m : models()) {
+    if (m.name.find(absl::GetFlag(FLAGS_only)) == std::string::npos) continue;
+    const Cluster h100 = cluster("h100x8");
+    SearchModuleLayoutsOptions options;
+    options.ranks = m.ranks;
+    options.allows = [&](const DeviceMesh& mesh) { return mesh.size("tp") <= h100.ranks_per_node; };
+    options.optimizer = [](std::vector<Tensor> parameters) {
+      return std::make_shared<torch::optim::AdamW>(std::move(parameters), 1e-3);
+    };
+    options.settings = {{"checkpoint", {0, 1}}};
+    options.micro_batches = m.micro_batches;
+    options.layers = m.layers;
+    options.max_bytes = h100.memory_bytes;
+    options.cost_model = h100.cost_model();
+    options.max_steps = absl::GetFlag(FLAGS_max_steps);
+    const auto begin = std::chrono::steady_clock::now();
+    const auto since = [&] { return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(); };
+    options.progress = [&](int64_t steps, double seconds) {
+      std::fprintf(stderr, "\r%s: %lld steps, %.0f s, best %.3g s a step ", m.name.c_str(),
+                   static_cast<long long>(steps), since(), seconds);
+    };
+    const ModuleLayoutSearch found = search_module_layouts(m.make, m.inputs, options);
+    std::fputc('\n', stderr);
+    gates.at_most(absl::StrCat("seconds to search: ", m.name, ", ", found.steps, " steps"), since(), m.gate_seconds);
+    if (absl::GetFlag(FLAGS_explain)) std::printf("%s\n", found.explain().c_str());
+  }
+  return gates.close();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return tools::run_program("layout_search", "Searches layouts of large models on imaginary ranks.", argc, argv, run);
+}

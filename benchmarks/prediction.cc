@@ -1,0 +1,197 @@
+// Compares predictions of steps with what the steps take on this machine: ten small models on three meshes of four
+// ranks in this process.
+//
+//   ./bazelw run //benchmarks:prediction
+//   ./bazelw run //benchmarks:prediction -- --scale 4 --only Llama
+//
+// The cost model is measured first, as //tools:calibrate does. Times are of a forward and a backward, the median of
+// several; ranks of one process compute in turn, so calibrated speeds are those of a rank that waits for the others.
+// The batch grows with data parallelism, so meshes are compared by the time of a replica's batch. Memory is what the
+// process allocates for tensors, by the number of ranks. No gate: it prints what there is, for docs/choosing_a_mesh.md.
+#include <c10/core/CPUAllocator.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/flags/flag.h"
+#include "benchmarks/measure.h"
+#include "benchmarks/patterns/cases.h"
+#include "dtensor/dtensor.h"
+#include "plan/cost_model.h"
+#include "tools/calibrate/calibration.h"
+#include "tools/flags.h"
+
+ABSL_FLAG(std::string, only, "", "the models whose names begin so");
+ABSL_FLAG(int64_t, scale, 4, "of the models' sizes");
+ABSL_FLAG(int, steps, 9, "that are timed");
+ABSL_FLAG(bool, quick, false, "calibrate in a moment");
+
+namespace {
+
+using namespace dtensor;
+using namespace dtensor::benchmarks;
+
+constexpr int64_t kRanks = 4;
+
+// Counts what tensors take in this process.
+class CountingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    void* data = base_->raw_allocate(bytes);
+    const std::lock_guard lock(mutex_);
+    if (data != nullptr) sizes_[data] = static_cast<int64_t>(bytes);
+    live_ += static_cast<int64_t>(bytes);
+    peak_ = std::max(peak_, live_);
+    return {data, data, &CountingAllocator::free, c10::DeviceType::CPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &CountingAllocator::free; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+  void reset_peak() {
+    const std::lock_guard lock(mutex_);
+    peak_ = live_;
+  }
+  int64_t live() const {
+    const std::lock_guard lock(mutex_);
+    return live_;
+  }
+  int64_t peak() const {
+    const std::lock_guard lock(mutex_);
+    return peak_;
+  }
+
+  // Outlives all tensors.
+  static CountingAllocator& instance() {
+    static auto* const allocator = new CountingAllocator;
+    return *allocator;
+  }
+
+ private:
+  static void free(void* data) {
+    CountingAllocator& self = instance();
+    {
+      const std::lock_guard lock(self.mutex_);
+      const auto found = self.sizes_.find(data);
+      if (found == self.sizes_.end()) return;  // null
+      self.live_ -= found->second;
+      self.sizes_.erase(found);
+    }
+    self.base_->raw_deallocate(data);
+  }
+
+  c10::Allocator* const base_ = c10::GetDefaultCPUAllocator();
+  mutable std::mutex mutex_;
+  absl::flat_hash_map<void*, int64_t> sizes_;  // guarded by mutex_
+  int64_t live_ = 0, peak_ = 0;                // likewise
+};
+
+// The ten, each with the first case of its name in the patterns' table, whatever mesh that has.
+std::vector<PatternCase> models() {
+  std::vector<PatternCase> found;
+  for (const char* name :
+       {"Llama", "Decoder", "Decoder, RMSNorm", "Decoder, q k v viewed", "Decoder, GLU", "Decoder, tokens split",
+        "Transformer", "MultiheadAttention", "Vision transformer", "State space"}) {
+    const auto at = absl::c_find_if(pattern_cases(), [&](const PatternCase& c) { return c.name == name; });
+    TORCH_CHECK(at != pattern_cases().end(), "no case of benchmarks/patterns is named ", name);
+    found.push_back(*at);
+  }
+  return found;
+}
+
+struct Result {
+  int64_t replicas = 1;
+  StepPrediction predicted;
+  double seconds = 0;
+  double peak_bytes = 0;  // per rank
+};
+
+double timed(const std::function<void()>& step) {
+  std::vector<double> seconds;
+  for (int i = 0; i < absl::GetFlag(FLAGS_steps); ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    step();
+    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+  }
+  return median(seconds);
+}
+
+Result measure(const PatternCase& c, int64_t replicas, const CostModel& model, CountingAllocator& memory) {
+  const World world = World::local(kRanks);
+  set_cost_model(world, model);
+  const int64_t before = memory.live();
+  const DeviceMesh mesh(world, {replicas, kRanks / replicas}, {"dp", "tp"});
+  const Pattern pattern = c.make(mesh, absl::GetFlag(FLAGS_scale));
+  const auto step = [&] {
+    for (const Phase& phase : pattern.phases) phase.run();
+  };
+  for (int i = 0; i < 3; ++i) step();  // decides, and fills caches
+  Result result;
+  result.replicas = replicas;
+  result.predicted = predict_step(step, world);
+  result.seconds = timed(step);
+  memory.reset_peak();
+  step();
+  result.peak_bytes = static_cast<double>(memory.peak() - before) / kRanks;
+  return result;
+}
+
+// Places by time of a replica's batch, the fastest first: "2 1 0".
+std::string order(const std::vector<Result>& results, const std::function<double(const Result&)>& seconds) {
+  std::vector<size_t> places(results.size());
+  for (size_t i = 0; i < places.size(); ++i) places[i] = i;
+  const auto of_replica = [&](size_t i) { return seconds(results[i]) / static_cast<double>(results[i].replicas); };
+  absl::c_stable_sort(places, [&](size_t a, size_t b) { return of_replica(a) < of_replica(b); });
+  std::string text;
+  for (const size_t i : places) text += (text.empty() ? "dp=" : ", ") + std::to_string(results[i].replicas);
+  return text;
+}
+
+void print(const PatternCase& c, const std::vector<Result>& results) {
+  for (const Result& r : results) {
+    const double predicted = r.predicted.seconds(), peak = static_cast<double>(r.predicted.peak_bytes);
+    std::printf("| %-22s | dp=%lld tp=%lld | %8.2f | %8.2f | %5.2f | %8.3f | %8.3f | %5.2f |\n", c.name.c_str(),
+                static_cast<long long>(r.replicas), static_cast<long long>(kRanks / r.replicas), predicted * 1e3,
+                r.seconds * 1e3, predicted / r.seconds, peak * 1e-6, r.peak_bytes * 1e-6, peak / r.peak_bytes);
+  }
+}
+
+int run() {
+  CountingAllocator& memory = CountingAllocator::instance();
+  c10::SetCPUAllocator(&memory, /*priority=*/1);
+  tools::Calibration calibration(World::local(kRanks), kRanks, int64_t{4} << 20, absl::GetFlag(FLAGS_quick));
+  const CostModel model = calibration.run();
+  std::printf("%s\n", calibration.table().c_str());
+  std::printf("| model | mesh | predicted, ms | measured, ms | ratio | peak, MB | measured, MB | ratio |\n");
+  std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |\n");
+  std::vector<std::string> orders;
+  int agree = 0, first = 0;
+  for (const PatternCase& c : models()) {
+    if (c.name.find(absl::GetFlag(FLAGS_only)) != 0) continue;
+    std::vector<Result> results;
+    for (const int64_t replicas : {4, 2, 1}) results.push_back(measure(c, replicas, model, memory));
+    print(c, results);
+    std::fflush(stdout);
+    const std::string predicted = order(results, [](const Result&r) { return r.predicted.seconds(); }),
+                      measured = order(results, [](const Result&r) { return r.seconds; });
+    agree += predicted == measured;
+    first += predicted.substr(0, 4) == measured.substr(0, 4);
+    orders.push_back(c.name + ": predicted " + predicted + "; measured " + measured);
+  }
+  std::printf("\nMeshes by the time of a replica's batch, fastest first:\n");
+  for (const std::string& line : orders) std::printf("  %s\n", line.c_str());
+  std::printf("%d of %zu orders agree, %d in the fastest.\n", agree, orders.size(), first);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return tools::run_program("prediction", "Compares predicted with measured steps on this machine.", argc, argv, run);
+}
