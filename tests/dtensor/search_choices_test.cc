@@ -27,7 +27,7 @@ using testing::round_numbers;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-constexpr int64_t kLayers = 7;
+constexpr int64_t kLayers = 5;
 
 // A Llama of choice.layers, or kLayers, whose blocks are computed again in backward if the choice says so.
 ModelWithLoss make_blocks(const ModelChoice& choice) {
@@ -57,7 +57,7 @@ SearchModuleLayoutsOptions four_ranks() {
   options.optimizer = [](std::vector<Tensor> parameters) {
     return std::make_shared<torch::optim::AdamW>(std::move(parameters), 1e-3);
   };
-  options.max_steps = 60;
+  options.max_steps = 40;
   return options;
 }
 
@@ -105,6 +105,7 @@ TEST_CASE("search_module_layouts: a step is predicted as the program runs it, on
   for (const int64_t layers : {int64_t{0}, kLayers}) {
     for (const int64_t micro_batches : {1, 4}) {
       for (const int64_t again : {0, 1}) {
+        if (layers == 0 && micro_batches * (1 + again) != 8) continue;  // once
         SearchModuleLayoutsOptions options = four_ranks();
         options.layers = layers;
         options.max_steps = 8;
@@ -144,7 +145,7 @@ TEST_CASE("search_module_layouts: less memory takes micro-batches, then computin
   options.layers = kLayers;
   options.optimizer = nullptr;
   options.allows = [](const DeviceMesh& mesh) { return mesh.size("tp") == 1; };  // no styles to choose
-  options.micro_batches = {1, 2, 4};
+  options.micro_batches = {1, 4};
   options.settings = {{"checkpoint", {0, 1}}};
   const std::vector<Tensor> long_sequences(2, torch::zeros({16, 96}, torch::kLong));  // activations prevail
   std::vector<std::string> names;
