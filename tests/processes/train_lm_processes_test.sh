@@ -104,6 +104,7 @@ else
 fi
 
 is_long || of_one_process "${double[@]}"
+export HOME=${HOME:-$work}  # Open MPI 5 does not start without one
 if ! command -v mpirun > /dev/null; then
   skip "mpirun is not installed"
 elif mpirun --version 2> /dev/null | grep -q 'Open MPI'; then
