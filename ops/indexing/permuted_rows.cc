@@ -20,6 +20,7 @@
 #include "ops/halo/exchange.h"
 #include "ops/support/arguments.h"
 #include "placement/placement.h"
+#include "placement/valid_dim.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {
@@ -66,9 +67,9 @@ IndexMap map_of(const Order& order) {
 void index_select(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
   const at::Tensor self = args.tensor("self"), index = args.tensor("index");
-  const int64_t ndim = self.dim(), given = args["dim"].toInt();
-  if (!is_dtensor(self) || is_dtensor(index) || given < -ndim || given >= ndim) return dispatch_by_rule(op, stack);
-  const int64_t dim = given < 0 ? given + ndim : given;
+  const auto valid = valid_dim(args["dim"].toInt(), self.dim());
+  if (!is_dtensor(self) || is_dtensor(index) || !valid) return dispatch_by_rule(op, stack);
+  const int64_t dim = *valid;
   const auto order = permutation_of(index, self.size(dim));
   if (!order) return dispatch_by_rule(op, stack);
   const SpecPtr source = spec_of(self);
@@ -92,16 +93,15 @@ void index_select_backward(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
   const at::Tensor grad = args.tensor("grad"), index = args.tensor("index");
   const auto sizes = args["self_sizes"].toIntVector();
-  const auto ndim = static_cast<int64_t>(sizes.size()), given = args["dim"].toInt();
-  const int64_t dim = given < 0 ? given + ndim : given;
-  if (!is_dtensor(grad) || dim < 0 || dim >= ndim || !permutation_of(index, sizes[dim]))
+  const auto dim = valid_dim(args["dim"].toInt(), static_cast<int64_t>(sizes.size()));
+  if (!is_dtensor(grad) || !dim || !permutation_of(index, sizes[*dim]))
     return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
   at::Tensor back;
   {
     LocalGuard guard;
     back = at::argsort(index.detach().to(at::kCPU));
   }
-  return_tensors(op, stack, {at::index_select(grad, dim, back)});
+  return_tensors(op, stack, {at::index_select(grad, *dim, back)});
 }
 
 }  // namespace

@@ -20,6 +20,7 @@
 #include "dtensor/tensor/representation.h"
 #include "ops/support/arguments.h"
 #include "ops/support/meta_tensor.h"
+#include "placement/valid_dim.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {
@@ -34,8 +35,9 @@ std::optional<std::vector<int64_t>> valid_dims(const at::Tensor& self, const c10
   if (dim.isIntList()) dims = dim.toIntVector();
   const int64_t n = self.dim();
   for (int64_t& d : dims) {
-    if (d < -n || d >= n) return std::nullopt;
-    d += d < 0 ? n : 0;
+    const auto valid = valid_dim(d, n);
+    if (!valid) return std::nullopt;
+    d = *valid;
   }
   std::sort(dims.begin(), dims.end());
   if (std::adjacent_find(dims.begin(), dims.end()) != dims.end()) return std::nullopt;

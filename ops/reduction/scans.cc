@@ -21,6 +21,7 @@
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/rank_summaries.h"
 #include "ops/support/arguments.h"
+#include "placement/valid_dim.h"
 #include "propagation/op_call.h"
 #include "propagation/rule_registry.h"
 
@@ -117,10 +118,9 @@ std::optional<Tensors> scan_of_split(const c10::OperatorHandle& op, const at::Te
 
 // The dim if it is sharded in order; nullopt: left to the rule, which also reports errors.
 std::optional<int64_t> split_dim(const c10::OperatorHandle& op, const at::Tensor& self, const c10::IValue& dim) {
-  const int64_t n = self.dim();
-  if (op.schema().is_mutable() || !dim.isInt() || dim.toInt() < -n || dim.toInt() >= n) return std::nullopt;
-  const int64_t d = wrap_dim(dim.toInt(), n);
-  if (!is_split(self, {d}) || !in_one_run(*spec_of(self), d)) return std::nullopt;
+  if (op.schema().is_mutable() || !dim.isInt()) return std::nullopt;
+  const auto d = valid_dim(dim.toInt(), self.dim());
+  if (!d || !is_split(self, {*d}) || !in_one_run(*spec_of(self), *d)) return std::nullopt;
   return d;
 }
 

@@ -19,6 +19,7 @@
 #include "ops/reduction/rank_summaries.h"
 #include "ops/reduction/sample_sort.h"
 #include "ops/support/arguments.h"
+#include "placement/valid_dim.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {
@@ -29,8 +30,9 @@ using torch::jit::Stack;
 // The rows of `self` along `dim`, as vectors split over ranks, if there are many elements and the rule's way, whole
 // rows per rank, would leave ranks without any. nullopt: leave it to the rule.
 std::optional<std::vector<at::Tensor>> rows_to_sort(const at::Tensor& self, int64_t dim) {
-  if (self.dim() == 0 || dim < -self.dim() || dim >= self.dim() || self.is_complex()) return std::nullopt;
-  if (dim < 0) dim += self.dim();
+  const auto valid = valid_dim(dim, self.dim());
+  if (!valid || self.is_complex()) return std::nullopt;
+  dim = *valid;
   if (self.is_meta() || !is_split(self, {dim}) || meta_for_read(self).locals.empty()) return std::nullopt;
   if (self.scalar_type() == at::kUInt64) return std::nullopt;
   const Spec& spec = *spec_of(self);
