@@ -44,7 +44,7 @@ std::string style_text(const std::optional<ParallelStyle>& style) { return style
 // The classes with the styles that `now` gives them; one whose modules have several styles, once for each.
 std::vector<StyledModules> styles_now(const TriedModel& tried, const ModuleLayouts& now) {
   const SearchModuleLayoutsOptions& o = tried.options;
-  const DeviceMesh mesh(World::abstract(1, o.device_type), {1, 1}, {o.data_dim, o.tensor_dim});
+  const DeviceMesh mesh = make_search_mesh(o, 1, 1);
   const MeshScope on_mesh(mesh);
   const ModelWithLoss made = tried.make({o.layers, tried.settings});
   apply_layouts(*made.model, mesh, now);
@@ -163,26 +163,15 @@ class Changes {
   std::vector<Change> changes_;
 };
 
-// Where trials in other arrangements are kept.
-struct OtherArrangements {
-  std::map<NamedNumbers, TriedModel> models;  // by settings
-  std::vector<std::unique_ptr<LayoutTrials>> trials;
-};
-
-// Changes of the mesh, of a setting, or of the number of micro-batches.
-void add_arrangements(Changes& changes, const TriedModel& tried, const ModuleLayouts& now, OtherArrangements& others) {
+// Changes of the mesh, of a setting, or of the number of micro-batches. `kept`: where their trials are.
+void add_arrangements(Changes& changes, TriedModels& models, const TriedModel& tried, const ModuleLayouts& now,
+                      std::vector<std::unique_ptr<LayoutTrials>>& kept) {
   for (const ModelArrangement& other : model_arrangements(tried.options, tried.inputs)) {
     const std::string what = single_difference(now, other);
     if (what.empty()) continue;
-    const TriedModel* model = &tried;
-    if (other.settings != tried.settings) {
-      const auto [found, added] = others.models.try_emplace(
-          other.settings, TriedModel{tried.make, tried.inputs, tried.options, other.settings});
-      if (added) run_on_one_rank(found->second);
-      model = &found->second;
-    }
-    others.trials.push_back(std::make_unique<LayoutTrials>(*model, other));
-    changes.add(what, others.trials.back()->run(now));
+    const TriedModel& model = tried_model(models, {tried.make, tried.inputs, tried.options, other.settings});
+    kept.push_back(std::make_unique<LayoutTrials>(model, other));
+    changes.add(what, kept.back()->run(now));
   }
 }
 
@@ -233,8 +222,8 @@ LayoutAdvice advise_module_layouts(const MakeModel& make, const std::vector<at::
   TORCH_CHECK_VALUE(make, "[advise_module_layouts] make is an empty function");
   check_options(options, inputs);
   const ModelArrangement arrangement = arrangement_now(now, options, inputs);
-  TriedModel tried{make, inputs, options, now.settings};
-  run_on_one_rank(tried);
+  TriedModels models;
+  const TriedModel& tried = tried_model(models, {make, inputs, options, now.settings});
   const std::vector<StyledModules> styles = styles_now(tried, now);
   TORCH_CHECK_VALUE(
       options.layers <= 3 || styles.size() == tried.classes.classes.size(),
@@ -253,9 +242,9 @@ LayoutAdvice advise_module_layouts(const MakeModel& make, const std::vector<at::
   advice.ran = at.ran;
   advice.fits = at.fits;
   Changes changes(at);
-  OtherArrangements others;
+  std::vector<std::unique_ptr<LayoutTrials>> in_other_arrangements;
   add_layouts(changes, tried, by_class, styles, trials);
-  add_arrangements(changes, tried, by_class, others);
+  add_arrangements(changes, models, tried, by_class, in_other_arrangements);
   advice.changes = changes.best();
   advice.best = found.best;
   for (const AdvisedChange& c : advice.changes) {

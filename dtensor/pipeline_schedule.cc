@@ -231,10 +231,7 @@ std::string PipelineSchedule::to_string() const {
 std::string PipelineTimeline::to_svg() const {
   constexpr double kWidth = 960, kRow = 28, kLeft = 60;
   const double scale = seconds > 0 ? (kWidth - kLeft) / seconds : 1;
-  std::string svg = absl::StrFormat(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" font-family=\"sans-serif\" "
-      "font-size=\"11\">\n",
-      kWidth, kRow * static_cast<double>(ranks.size()) + 4);
+  std::string svg = svg_begin(kWidth, kRow * static_cast<double>(ranks.size()) + 4);
   for (size_t r = 0; r < ranks.size(); ++r) {
     const double top = kRow * static_cast<double>(r) + 2;
     svg += svg_text(2, top + 17, absl::StrCat("rank ", r), "");

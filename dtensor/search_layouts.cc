@@ -6,11 +6,11 @@
 #include <tuple>
 
 #include "absl/algorithm/container.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "comm/error_message.h"
+#include "dtensor/analysis/check_settings.h"
 #include "dtensor/analysis/mesh_shapes.h"
 #include "dtensor/analysis/step_difference.h"
 #include "dtensor/analysis/text_table.h"
@@ -28,16 +28,7 @@ constexpr int64_t kExplained = 3;  // candidates that explain() compares with th
 void check_options(const SearchLayoutsOptions& o) {
   TORCH_CHECK_VALUE(o.ranks >= 1, "[search_layouts] ranks is ", o.ranks, "; it must be at least 1");
   TORCH_CHECK_VALUE(!o.mesh_dims.empty(), "[search_layouts] mesh_dims is empty; name the dims, as {\"dp\", \"tp\"}");
-  absl::flat_hash_set<std::string> names;
-  const auto add = [&](const std::string& name) {
-    TORCH_CHECK_VALUE(names.insert(name).second, "[search_layouts] '", name,
-                      "' is the name of two mesh dims or settings");
-  };
-  for (const std::string& name : o.mesh_dims) add(name);
-  for (const auto& [name, values] : o.settings) {
-    add(name);
-    TORCH_CHECK_VALUE(!values.empty(), "[search_layouts] the setting '", name, "' has no values to try");
-  }
+  check_settings("search_layouts", o.mesh_dims, o.settings);
 }
 
 DeviceMesh make_mesh(const std::vector<int64_t>& shape, const SearchLayoutsOptions& options) {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <limits>
-#include <map>
 #include <memory>
 #include <utility>
 
@@ -143,7 +142,7 @@ std::vector<ModuleLayouts> alternatives_to(const LayoutTrial& best, const AllTri
   const LayoutTrial* last = &best;
   for (const LayoutTrial* trial : fitting) {
     if (result.size() == kAlternatives) break;
-    if (trial == &best || predicted_alike(*trial, *last) || predicted_alike(*trial, best)) continue;
+    if (predicted_alike(*trial, *last) || predicted_alike(*trial, best)) continue;
     result.push_back(trial->layouts);
     last = trial;
   }
@@ -235,16 +234,14 @@ ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vecto
   TORCH_CHECK_VALUE(make, "[search_module_layouts] make is an empty function");
   check_options(options, inputs);
   const std::vector<ModelArrangement> arrangements = model_arrangements(options, inputs);
-  std::map<NamedNumbers, TriedModel> models;  // by settings
+  TriedModels models;
   ModuleLayoutSearch result;
   result.complete = true;
   AllTrials all;
   double least = std::numeric_limits<double>::infinity();  // seconds of a choice that fits
   for (size_t a = 0; a < arrangements.size(); ++a) {
-    const NamedNumbers& settings = arrangements[a].settings;
-    const auto [model, added] = models.try_emplace(settings, TriedModel{make, inputs, options, settings});
-    if (added) run_on_one_rank(model->second);
-    LayoutTrials& trials = *all.emplace_back(std::make_unique<LayoutTrials>(model->second, arrangements[a]));
+    const TriedModel& model = tried_model(models, {make, inputs, options, arrangements[a].settings});
+    LayoutTrials& trials = *all.emplace_back(std::make_unique<LayoutTrials>(model, arrangements[a]));
     // What an arrangement does not need is left to those after it.
     const int64_t share = (options.max_steps - result.steps) / static_cast<int64_t>(arrangements.size() - a);
     const auto stop = [&] {
@@ -256,7 +253,7 @@ ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vecto
       if (trial.fits) least = std::min(least, trial.layouts.step.seconds());
       if (options.progress) options.progress(result.steps + trials.steps(), least);
     };
-    StyleSearch(trials, model->second.classes.classes.size(), stop, ran).search();
+    StyleSearch(trials, model.classes.classes.size(), stop, ran).search();
     result.steps += trials.steps();
   }
   BestTrial best;

@@ -49,10 +49,7 @@ class TimelineDrawer {
   }
 
   std::string draw() {
-    svg_ = absl::StrFormat(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" font-family=\"sans-serif\" "
-        "font-size=\"11\">\n",
-        kWidth, kHeight);
+    svg_ = svg_begin(kWidth, kHeight);
     draw_memory();
     draw_row("forward, optimizer", /*backward=*/false, kRowsTop);
     draw_row("backward", /*backward=*/true, kRowsTop + kRowHeight);

@@ -6,6 +6,13 @@
 
 namespace dtensor::internal {
 
+std::string svg_begin(double width, double height) {
+  return absl::StrFormat(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%.0f\" height=\"%.0f\" font-family=\"sans-serif\" "
+      "font-size=\"11\">\n",
+      width, height);
+}
+
 std::string svg_escaped(const std::string& s) {
   return absl::StrReplaceAll(s, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
 }

@@ -5,6 +5,8 @@
 
 namespace dtensor::internal {
 
+// The beginning of a picture of this size in a small sans-serif font; "</svg>" ends it.
+std::string svg_begin(double width, double height);
 // With entities for the characters that XML reserves.
 std::string svg_escaped(const std::string& s);
 // With one decimal: "12.0".

@@ -155,13 +155,13 @@ std::optional<ParallelStyle> style_of_class(const ModuleClass& c, ClassStyle sty
 
 void run_on_one_rank(TriedModel& tried) {
   const SearchModuleLayoutsOptions& o = tried.options;
-  const ModelArrangement one{DeviceMesh(World::abstract(1, o.device_type), {1, 1}, {o.data_dim, o.tensor_dim})};
+  const ModelArrangement one{make_search_mesh(o, 1, 1)};
   const MeshScope on_mesh(one.mesh);
   ModuleLayouts none;
   none.mesh = mesh_sizes(one.mesh);
-  tried.classes = module_classes(*make_model(tried, o.layers).model);
-  TORCH_CHECK_VALUE(!tried.classes.classes.empty(), "[search_module_layouts] the model, a ",
-                    make_model(tried, o.layers).model->name(),
+  const ModelWithLoss whole = make_model(tried, o.layers);
+  tried.classes = module_classes(*whole.model);
+  TORCH_CHECK_VALUE(!tried.classes.classes.empty(), "[search_module_layouts] the model, a ", whole.model->name(),
                     ", has no parameters, so that there are no layouts to choose");
   for (const int64_t layers : layers_of_trials(o)) {
     TrialStep step(tried, one, none, layers);
@@ -169,6 +169,14 @@ void run_on_one_rank(TriedModel& tried) {
     step.run_micro_batch();
     for (const at::Tensor& p : step.model().parameters()) tried.has_gradient[layers].push_back(p.grad().defined());
   }
+}
+
+const TriedModel& tried_model(TriedModels& models, TriedModel model) {
+  const NamedNumbers settings = model.settings;
+  const auto known = models.find(settings);
+  if (known != models.end()) return known->second;
+  run_on_one_rank(model);
+  return models.emplace(settings, std::move(model)).first->second;
 }
 
 std::string LayoutTrial::memory_text() const {

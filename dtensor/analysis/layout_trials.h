@@ -46,6 +46,10 @@ struct TriedModel {
 // Runs forward and backward on one rank; sets classes and has_gradient. Errors: see search_module_layouts().
 void run_on_one_rank(TriedModel& tried);
 
+using TriedModels = std::map<NamedNumbers, TriedModel>;  // by settings
+// That of model.settings in `models`: `model` after run_on_one_rank(), if there is none yet. Valid as long as `models`.
+const TriedModel& tried_model(TriedModels& models, TriedModel model);
+
 struct LayoutTrial {
   ClassStyles styles;
   ModuleLayouts layouts;

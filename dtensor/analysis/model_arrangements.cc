@@ -4,8 +4,8 @@
 
 #include <algorithm>
 #include <limits>
-#include <set>
 
+#include "dtensor/analysis/check_settings.h"
 #include "dtensor/analysis/mesh_shapes.h"
 #include "mesh/world.h"
 #include "plan/cost_model.h"
@@ -40,12 +40,7 @@ void check_options(const SearchModuleLayoutsOptions& o, const std::vector<at::Te
   TORCH_CHECK_VALUE(o.ranks >= 1, "[search_module_layouts] ranks is ", o.ranks, "; it must be at least 1");
   TORCH_CHECK_VALUE(o.max_steps >= 1, "[search_module_layouts] max_steps is ", o.max_steps, "; it must be at least 1");
   TORCH_CHECK_VALUE(o.layers >= 0, "[search_module_layouts] layers is ", o.layers, "; it must not be negative");
-  std::set<std::string> names{o.data_dim, o.tensor_dim};
-  for (const auto& [name, values] : o.settings) {
-    TORCH_CHECK_VALUE(names.insert(name).second, "[search_module_layouts] '", name,
-                      "' is the name of two mesh dims or settings");
-    TORCH_CHECK_VALUE(!values.empty(), "[search_module_layouts] the setting '", name, "' has no values to try");
-  }
+  check_settings("search_module_layouts", {o.data_dim, o.tensor_dim}, o.settings);
   TORCH_CHECK_VALUE(!o.micro_batches.empty(), "[search_module_layouts] micro_batches has no numbers to try; {1} has");
   for (const int64_t count : o.micro_batches) {
     TORCH_CHECK_VALUE(count >= 1, "[search_module_layouts] micro_batches has ", count, "; each must be at least 1");
@@ -57,7 +52,7 @@ void check_options(const SearchModuleLayoutsOptions& o, const std::vector<at::Te
 }
 
 DeviceMesh make_search_mesh(const SearchModuleLayoutsOptions& o, int64_t data_size, int64_t tensor_size) {
-  const World world = World::abstract(o.ranks, o.device_type);
+  const World world = World::abstract(data_size * tensor_size, o.device_type);
   if (o.cost_model) set_cost_model(world, *o.cost_model);
   return DeviceMesh(world, {data_size, tensor_size}, {o.data_dim, o.tensor_dim});
 }

@@ -23,6 +23,7 @@ NamedNumbers mesh_sizes(const DeviceMesh& mesh);
 
 // Errors (ValueError): see search_module_layouts().
 void check_options(const SearchModuleLayoutsOptions& options, const std::vector<at::Tensor>& inputs);
+// Of an abstract world of data_size * tensor_size ranks with the options' cost model.
 DeviceMesh make_search_mesh(const SearchModuleLayoutsOptions& options, int64_t data_size, int64_t tensor_size);
 // All that the options allow. REQUIRES: check_options(). Error (ValueError): none.
 std::vector<ModelArrangement> model_arrangements(const SearchModuleLayoutsOptions& options,
