@@ -82,7 +82,7 @@ TEST_CASE("faults: another shape, dtype, collective or none, at every collective
       const Outcome o =
           run_job(culprit, {*fault_kind(word), call}, [](const World& world) { return all_steps(world, 9); });
       CHECK(o.fired == 1);
-      CHECK(o.took < kTimeout + kLimit);
+      CHECK(o.took < kAtOnce);
       for (int64_t rank = 0; rank < kRanks; ++rank) {
         CAPTURE(rank);
         CHECK(o.errors[rank] == o.errors[0]);
@@ -137,7 +137,7 @@ TEST_CASE("faults: at a barrier, and with tensors that have no rows") {
       CAPTURE(row.word, row.call, culprit);
       const Outcome o = run_job(culprit, {*fault_kind(row.word), row.call}, body);
       CHECK(o.fired == 1);
-      CHECK(o.took < kTimeout + kLimit);
+      CHECK(o.took < kAtOnce);
       for (const auto& error : o.errors) {
         CHECK_THAT(error, Contains(absl::StrCat("rank ", culprit, " failed: ranks do not make the same calls")) &&
                               Contains(absl::StrCat("rank ", culprit, " is about to make ", row.instead)));
@@ -164,7 +164,7 @@ TEST_CASE("faults: mismatched parts of tensors of one layout are detected before
         world.communicator().all_gather(own, {at::full({rank == culprit ? 2 * rows : rows}, 1.0)});
         return true;
       });
-      CHECK(o.took < kTimeout + kLimit);
+      CHECK(o.took < kAtOnce);
       for (int64_t rank = 0; rank < kRanks; ++rank) {
         const std::string& error = o.errors[rank];
         if (rank == culprit && rows == 1 && error.empty()) continue;  // it got all that it expects, and may have left
@@ -183,7 +183,7 @@ TEST_CASE("faults: members with a group in another order get an error at once") 
                           rank == 1 ? std::vector<int64_t>{0, 2, 1} : std::vector<int64_t>{0, 1, 2});
     return all_sum(mesh) == 3;
   });
-  CHECK(o.took < milliseconds(2500));
+  CHECK(o.took < kAtOnce);
   for (const auto& error : o.errors) {
     CHECK(error ==
           "rank 1 failed: ranks do not have the same mesh. The group tp is, in order, ranks 0,1,2 on rank 0; ranks "
@@ -221,7 +221,7 @@ TEST_CASE("faults: a rank that is gone while a group is made is an error before 
     if (world.owned_ranks()[0] == 1) return true;  // leaves
     return all_sum(DeviceMesh(world, {kRanks}, {"tp"})) == 3;
   });
-  CHECK(o.took < milliseconds(2800));  // kTimeout is 3000
+  CHECK(o.took < kAtOnce);
   for (int64_t rank : {0, 2}) {
     CHECK_THAT(o.errors[rank], Contains("rank 1 failed: it has left") &&
                                    Contains("waited in the making of the group tp of ranks 0,1,2"));
@@ -230,16 +230,17 @@ TEST_CASE("faults: a rank that is gone while a group is made is an error before 
 
 TEST_CASE("faults: a late call is waited for, one past the deadline is an error") {
   const auto steps = [](const World& world) { return all_steps(world, 8); };
-  const Outcome late = run_job(1, {Fault::Kind::kSlow, 5, milliseconds(600)}, steps);
+  constexpr milliseconds deadline{5000};
+  const Outcome late = run_job(1, {Fault::Kind::kSlow, 5, milliseconds(600)}, steps, deadline);
   CHECK(late.fired == 1);
   CHECK(late.errors == std::vector<std::string>(kRanks));
   CHECK(late.right == std::vector<bool>(kRanks, true));
   CHECK(late.took >= milliseconds(600));
-  const Outcome too_late = run_job(1, {Fault::Kind::kSlow, 6, milliseconds(7000)}, steps);
+  const Outcome too_late = run_job(1, {Fault::Kind::kSlow, 6, milliseconds(9000)}, steps, deadline);
   CHECK(too_late.fired == 1);
-  CHECK(too_late.took < milliseconds(7000) + kLimit);
+  CHECK(too_late.took < milliseconds(9000) + kAtOnce);
   for (const auto& error : too_late.errors) {
-    CHECK_THAT(error, Contains("rank 1 failed: it did not reach call 6: all_gather") && Contains("within 3 s") &&
+    CHECK_THAT(error, Contains("rank 1 failed: it did not reach call 6: all_gather") && Contains("within 5 s") &&
                           Contains("its last one there was call 5: all_reduce"));
   }
 }
@@ -276,7 +277,7 @@ TEST_CASE("faults: a rank that throws fails the others, and all tensors are unch
       return right;
     });
     CHECK(o.fired == 1);
-    CHECK(o.took < kTimeout + kLimit);
+    CHECK(o.took < kAtOnce);
     CHECK(o.errors[1] == "the disk is full");
     for (int64_t rank : {0, 2}) CHECK_THAT(o.errors[rank], Contains("rank 1 failed: an exception ended its program"));
     CHECK(unchanged == std::vector<char>(kRanks, 1));

@@ -29,6 +29,7 @@
 #include "processes/job/find_culprit.h"
 #include "processes/job/host_process.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/time_limits.h"
 
 using Catch::Contains;
 
@@ -87,7 +88,7 @@ TEST_CASE("job: launched work does not hold up the host, and ends unnoticed", "[
   for (int64_t n = 1; n <= 100; ++n) {
     for (int64_t rank : kBoth) jobs.launch(rank, n);
   }
-  CHECK(Clock::now() - begin < milliseconds(2000));
+  CHECK(Clock::now() - begin < testing::kAtOnce);
   *jobs.done = true;
   std::this_thread::sleep_for(milliseconds(300));
   CHECK_FALSE(jobs.of_rank[0]->failed());
@@ -99,26 +100,26 @@ TEST_CASE("job: a rank's failure aborts the groups of all, also of ranks that wa
   Jobs jobs(milliseconds(20000));
   jobs.launch(0, 1);
   jobs.of_rank[1]->fail("it has had enough");
-  CHECK(jobs.failure(milliseconds(3000)) == "rank 1 failed: it has had enough");
+  CHECK(jobs.failure(testing::kAtOnce) == "rank 1 failed: it has had enough");
   CHECK(*jobs.aborts == 2);
   CHECK_THROWS_WITH(jobs.launch(0, 2), Contains("it has had enough"));
 }
 
 TEST_CASE("job: past the deadline the missing rank is named", "[processes][job]") {
-  Jobs jobs(milliseconds(700));
+  Jobs jobs(milliseconds(3000));
   jobs.launch(0, 1);
   jobs.launch(1, 1);
   jobs.launch(0, 2);
-  const std::string text = jobs.failure(milliseconds(8000));
+  const std::string text = jobs.failure(milliseconds(3000) + testing::kAtOnce);
   CHECK_THAT(text,
-             Contains("rank 0 failed: call 1 of rank 0: not done within 0.7 s") ||
-                 Contains("rank 1 failed: call 1 of rank 1: not done within 0.7 s"));  // both have come to the first
+             Contains("rank 0 failed: call 1 of rank 0: not done within 3 s") ||
+                 Contains("rank 1 failed: call 1 of rank 1: not done within 3 s"));  // both have come to the first
   CHECK(*jobs.aborts == 2);
 
-  Jobs others(milliseconds(700));
+  Jobs others(milliseconds(3000));
   others.launch(0, 1);
-  CHECK_THAT(others.failure(milliseconds(8000)),
-             Contains("rank 1 failed: it did not reach call 1 of rank 0, within 0.7 s"));
+  CHECK_THAT(others.failure(milliseconds(3000) + testing::kAtOnce),
+             Contains("rank 1 failed: it did not reach call 1 of rank 0, within 3 s"));
 }
 
 TEST_CASE("job: a rank that leaves after its part is not blamed, one that leaves before it is", "[processes][job]") {
@@ -132,10 +133,10 @@ TEST_CASE("job: a rank that leaves after its part is not blamed, one that leaves
   CHECK_FALSE(jobs.of_rank[0]->failed());
   jobs.launch(0, 2);  // the first call is still there, so what is wrong with the second shows when that is done
   *jobs.done = true;
-  std::this_thread::sleep_for(milliseconds(200));
+  std::this_thread::sleep_for(milliseconds(2000));
   *jobs.done = false;
   jobs.launch(0, 3);
-  const auto until = Clock::now() + milliseconds(6000);
+  const auto until = Clock::now() + testing::kAtOnce;
   while (!jobs.of_rank[0]->failed() && Clock::now() < until) std::this_thread::sleep_for(milliseconds(5));
   CHECK_THAT(Jobs::failure_of(*jobs.of_rank[0]), Contains("rank 1 failed: it has left"));
 }
@@ -145,7 +146,7 @@ TEST_CASE("job: a broken group, a device's error and a failed start fail the job
     Jobs jobs(milliseconds(20000));
     jobs.launch(1, 1);
     *jobs.broken = true;
-    jobs.failure(milliseconds(15000));
+    jobs.failure(testing::kAtOnce);
     // Either rank may notice it first, or both at once: each then names itself.
     for (const auto& job : jobs.of_rank) CHECK_THAT(Jobs::failure_of(*job), Contains("the connection is lost"));
   }
@@ -153,13 +154,13 @@ TEST_CASE("job: a broken group, a device's error and a failed start fail the job
     Jobs jobs(milliseconds(20000));
     jobs.of_rank[0]->launch({"0,1", 1, "a call"}, kBoth,
                             [] { return []() -> bool { throw std::runtime_error("illegal memory access"); }; });
-    CHECK_THAT(jobs.failure(milliseconds(15000)), Contains("rank 0 failed: a call: illegal memory access"));
+    CHECK_THAT(jobs.failure(testing::kAtOnce), Contains("rank 0 failed: a call: illegal memory access"));
   }
   Jobs jobs(milliseconds(20000));
   CHECK_THROWS_WITH(jobs.of_rank[0]->launch({"0,1", 1, "a call"}, kBoth,
                                             []() -> std::function<bool()> { throw std::runtime_error("no memory"); }),
                     Contains("rank 0 failed: a call: no memory"));
-  CHECK(jobs.failure(milliseconds(15000)) == "rank 0 failed: a call: no memory");
+  CHECK(jobs.failure(testing::kAtOnce) == "rank 0 failed: a call: no memory");
 }
 
 TEST_CASE("job: an abort that does not end does not block the end of the job forever", "[processes][job]") {
@@ -175,7 +176,7 @@ TEST_CASE("job: an abort that does not end does not block the end of the job for
   std::this_thread::sleep_for(milliseconds(300));
   const auto begin = Clock::now();
   job.reset();
-  CHECK(Clock::now() - begin < milliseconds(8000));
+  CHECK(Clock::now() - begin < testing::kAtOnce);
   *hold = false;
   std::this_thread::sleep_for(milliseconds(100));
 }

@@ -19,15 +19,15 @@
 #include "processes/c10d/c10d_communicator.h"
 #include "processes/job/job.h"
 #include "tests/testing/faulty_communicator.h"
+#include "tests/testing/time_limits.h"
 
 namespace dtensor::testing {
 
 using std::chrono::milliseconds;
 
 constexpr int64_t kRanks = 3;
-constexpr milliseconds kTimeout{3000};
-// The deadline, the time that a rank has to answer what it is doing, and what two busy cores add.
-constexpr milliseconds kLimit{8000};
+// The deadline of a job: far above kAtOnce, so that a test that waits for it fails.
+constexpr milliseconds kTimeout{20000};
 
 struct Outcome {
   std::vector<std::string> errors;  // by rank; "" if there was none
@@ -37,7 +37,8 @@ struct Outcome {
 };
 
 // Runs `body` on every rank. Its result says whether all that the rank computed was right.
-inline Outcome run_job(int64_t faulty_rank, Fault fault, const std::function<bool(const World&)>& body) {
+inline Outcome run_job(int64_t faulty_rank, Fault fault, const std::function<bool(const World&)>& body,
+                       milliseconds timeout = kTimeout) {
   Outcome outcome;
   outcome.errors.resize(kRanks);
   std::vector<char> right(kRanks);
@@ -50,7 +51,7 @@ inline Outcome run_job(int64_t faulty_rank, Fault fault, const std::function<boo
     ranks.emplace_back([&, rank] {
       try {
         const c10::Device cpu(c10::DeviceType::CPU);
-        auto job = std::make_shared<internal::Job>(store, rank, kRanks, kTimeout);
+        auto job = std::make_shared<internal::Job>(store, rank, kRanks, timeout);
         job->one_host();
         World world = World::of_process(kRanks, rank, cpu, absl::StrCat("threads, rank ", rank),
                                         internal::make_c10d_communicator(std::move(job), "gloo", cpu));
