@@ -1,13 +1,15 @@
 // Compares predictions of steps with what the steps take on this machine: ten small models on three meshes of four
-// ranks in this process.
+// ranks, in this process or in four.
 //
 //   ./bazelw run //benchmarks:prediction
 //   ./bazelw run //benchmarks:prediction -- --scale 4 --only Llama
+//   ./bazelw run //tools:launch -- -n 4 -- bazel-bin/benchmarks/prediction --from_env
 //
-// The cost model is measured first, as //tools:calibrate does. Times are of a forward and a backward, the median of
-// several; ranks of one process compute in turn, so calibrated speeds are those of a rank that waits for the others.
-// The batch grows with data parallelism, so meshes are compared by the time of a replica's batch. Memory is what the
-// process allocates for tensors, by the number of ranks. No gate: it prints what there is, for docs/choosing_a_mesh.md.
+// The cost model is measured first, as //tools:calibrate does. Times are of a forward and a backward, the lower
+// quartile of several; ranks of one process compute in turn, so calibrated speeds are those of a rank that waits for
+// the others. The batch grows with data parallelism, so meshes are compared by the time of a replica's batch. Memory is
+// what the process allocates for tensors, by the number of ranks. No gate: it prints what there is, for
+// docs/choosing_a_mesh.md.
 #include <c10/core/CPUAllocator.h>
 
 #include <algorithm>
@@ -15,8 +17,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/algorithm/container.h"
@@ -24,6 +28,10 @@
 #include "absl/flags/flag.h"
 #include "benchmarks/measure.h"
 #include "benchmarks/patterns/cases.h"
+#include "comm/comm_call.h"
+#include "comm/comm_event.h"
+#include "comm/scope.h"
+#include "comm/work_event.h"
 #include "dtensor/dtensor.h"
 #include "plan/cost_model.h"
 #include "tools/calibrate/calibration.h"
@@ -33,6 +41,8 @@ ABSL_FLAG(std::string, only, "", "the models whose names begin so");
 ABSL_FLAG(int64_t, scale, 4, "of the models' sizes");
 ABSL_FLAG(int, steps, 9, "that are timed");
 ABSL_FLAG(bool, quick, false, "calibrate in a moment");
+ABSL_FLAG(bool, from_env, false, "the ranks are the processes that a launcher started");
+ABSL_FLAG(bool, operators, false, "also the operators and collectives whose times are predicted worst");
 
 namespace {
 
@@ -119,12 +129,59 @@ double timed(const std::function<void()>& step) {
     step();
     seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
-  return median(seconds);
+  // Of both, this and the cost model: other programs disturb it less than the median.
+  absl::c_sort(seconds);
+  return seconds[seconds.size() / 4];
 }
 
-Result measure(const PatternCase& c, int64_t replicas, const CostModel& model, CountingAllocator& memory) {
-  const World world = World::local(kRanks);
-  set_cost_model(world, model);
+// Milliseconds by operator or collective.
+using Times = std::map<std::string, double>;
+
+// The time from one report to the next is that of the operator or collective that the second is about.
+class MeasuredTimes final : public internal::CommListener {
+ public:
+  void on_comm(const CommEvent&, bool) override {}
+  void on_call(const CommEvent& event, const internal::CommView&, bool before) override {
+    if (!before) add(std::string(to_string(event.collective)) + "(" + event.mesh_dims + ")");
+  }
+  void on_work(const internal::WorkEvent& event) override { add(event.op); }
+  const Times& times() const { return times_; }
+
+ private:
+  void add(const std::string& name) {
+    const auto now = std::chrono::steady_clock::now();
+    times_[name] += std::chrono::duration<double, std::milli>(now - last_).count();
+    last_ = now;
+  }
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+  Times times_;
+};
+
+// The operators and collectives whose predicted times differ most from the measured ones.
+void print_operators(const std::function<void()>& step, const World& world) {
+  constexpr int kSteps = 5;
+  constexpr size_t kRows = 12;
+  Times predicted, measured;
+  for (const StepSpan& span : predict_timeline(step, world).spans)
+    predicted[span.name] += (span.end - span.begin) * 1e3;
+  for (int i = 0; i < kSteps; ++i) {
+    MeasuredTimes times;
+    const internal::ScopeGuard listening([&](internal::Scope& s) { s.listeners.push_back(&times); });
+    step();
+    for (const auto& [name, ms] : times.times()) measured[name] += ms / kSteps;
+  }
+  for (const auto& [name, ms] : measured) predicted.try_emplace(name, 0);
+  std::vector<std::pair<double, std::string>> rows;
+  for (const auto& [name, ms] : predicted) rows.emplace_back(-std::abs(measured[name] - ms), name);
+  absl::c_sort(rows);
+  rows.resize(std::min(rows.size(), kRows));
+  for (const auto& row : rows) {
+    std::printf("    %-44s predicted %8.3f ms, measured %8.3f ms\n", row.second.c_str(), predicted[row.second],
+                measured[row.second]);
+  }
+}
+
+Result measure(const World& world, const PatternCase& c, int64_t replicas, CountingAllocator& memory) {
   const int64_t before = memory.live();
   const DeviceMesh mesh(world, {replicas, kRanks / replicas}, {"dp", "tp"});
   const Pattern pattern = c.make(mesh, absl::GetFlag(FLAGS_scale));
@@ -136,9 +193,10 @@ Result measure(const PatternCase& c, int64_t replicas, const CostModel& model, C
   result.replicas = replicas;
   result.predicted = predict_step(step, world);
   result.seconds = timed(step);
+  if (absl::GetFlag(FLAGS_operators)) print_operators(step, world);
   memory.reset_peak();
   step();
-  result.peak_bytes = static_cast<double>(memory.peak() - before) / kRanks;
+  result.peak_bytes = static_cast<double>(memory.peak() - before) / static_cast<double>(world.owned_ranks().size());
   return result;
 }
 
@@ -165,8 +223,12 @@ void print(const PatternCase& c, const std::vector<Result>& results) {
 int run() {
   CountingAllocator& memory = CountingAllocator::instance();
   c10::SetCPUAllocator(&memory, /*priority=*/1);
-  tools::Calibration calibration(World::local(kRanks), kRanks, int64_t{4} << 20, absl::GetFlag(FLAGS_quick));
-  const CostModel model = calibration.run();
+  const World world = absl::GetFlag(FLAGS_from_env) ? World::from_env() : World::local(kRanks);
+  if (world.size() != kRanks) throw tools::UsageError("--from_env: start four processes, as `launch -n 4` does");
+  const bool is_first = world.owned_ranks().front() == 0;
+  if (!is_first && std::freopen("/dev/null", "w", stdout) == nullptr) return 1;  // one rank prints for all
+  tools::Calibration calibration(world, kRanks, int64_t{4} << 20, absl::GetFlag(FLAGS_quick));
+  set_cost_model(world, calibration.run());
   std::printf("%s\n", calibration.table().c_str());
   std::printf("| model | mesh | predicted, ms | measured, ms | ratio | peak, MB | measured, MB | ratio |\n");
   std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |\n");
@@ -175,7 +237,7 @@ int run() {
   for (const PatternCase& c : models()) {
     if (c.name.find(absl::GetFlag(FLAGS_only)) != 0) continue;
     std::vector<Result> results;
-    for (const int64_t replicas : {4, 2, 1}) results.push_back(measure(c, replicas, model, memory));
+    for (const int64_t replicas : {4, 2, 1}) results.push_back(measure(world, c, replicas, memory));
     print(c, results);
     std::fflush(stdout);
     const std::string predicted = order(results, [](const Result&r) { return r.predicted.seconds(); }),

@@ -20,6 +20,8 @@ struct WorkEvent {
   double whole_flops = 0;
   c10::ScalarType dtype = c10::ScalarType::Float;  // of the tensors of matrix products
   int64_t bytes = 0;  // that the rank reads and writes; 0 for views, and where it is not known
+  // Of an operator on lists of tensors, which reports each element as a call of the operator on one: which one it is.
+  int64_t list_index = 0;
 };
 
 // To the listeners of the current thread's scope.

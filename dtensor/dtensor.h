@@ -26,6 +26,7 @@
 #include "dtensor/gradient_buckets.h"
 #include "dtensor/head_tail.h"
 #include "dtensor/kv_cache.h"
+#include "dtensor/measure_operators.h"
 #include "dtensor/meta_device.h"
 #include "dtensor/mixed_precision.h"
 #include "dtensor/optimize_layouts.h"

@@ -46,16 +46,14 @@ class StepListener final : public CommListener {
   }
 
   void on_work(const WorkEvent& event) override {
-    const double moving = cost_->traffic(event.bytes), start = cost_->operator_latency;
     const std::lock_guard lock(mutex_);
     ran_ = true;
-    if (event.flops == 0 && event.bytes == 0) return;  // views
-    ++step_.operators;
-    step_.start_seconds += start;
+    const double seconds = seconds_of(event);
+    const bool view = event.flops == 0 && event.bytes == 0, product = event.flops > 0;
+    if (view && seconds == 0) return;
+    if (!view) ++step_.operators;
     step_.flops += event.flops;
     step_.memory_traffic += event.bytes;
-    const bool product = event.flops > 0;
-    const double seconds = start + (product ? std::max(cost_->products(event.flops, event.dtype), moving) : moving);
     (product ? step_.product_seconds : step_.operator_seconds) += seconds;
     add_span(product ? StepSpan::Kind::kProduct : StepSpan::Kind::kOperator, event.op, event.module_path,
              event.backward, seconds);
@@ -71,6 +69,17 @@ class StepListener final : public CommListener {
   }
 
  private:
+  // The measured time, if there is one. Else the start, and the longer of arithmetic and traffic; nothing for a view.
+  double seconds_of(const WorkEvent& event) {
+    const double start = cost_->operator_latency, moving = cost_->traffic(event.bytes);
+    if (const auto measured =
+            measured_seconds(cost_->operators, event.op, event.flops, event.dtype, event.bytes, start))
+      return *measured;
+    if (event.flops == 0 && event.bytes == 0) return 0;
+    step_.start_seconds += start;
+    return start + (event.flops > 0 ? std::max(cost_->products(event.flops, event.dtype), moving) : moving);
+  }
+
   void add_span(StepSpan::Kind kind, const std::string& name, const std::string& module_path, bool backward,
                 double seconds) {
     if (spans_ == nullptr) return;

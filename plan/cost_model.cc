@@ -46,6 +46,30 @@ CostJson write_level(const CostModel::Level& level) {
   return json;
 }
 
+OperatorTimes read_operators(const CostJson& json, const std::string& where) {
+  TORCH_CHECK_VALUE(json.is_object(), where, ": is ", std::string(json.type_name()), ", not an object");
+  OperatorTimes times;
+  for (const auto& [name, row] : json.items()) {
+    std::vector<OperatorTime>& to = times[name];
+    TORCH_CHECK_VALUE(row.is_array(), where, ".", name, ": is ", row.dump(), "; give pairs of amount and seconds");
+    for (const CostJson& pair : row) {
+      TORCH_CHECK_VALUE(pair.is_array() && pair.size() == 2 && pair[0].is_number() && pair[1].is_number(), where, ".",
+                        name, ": has ", pair.dump(), "; give pairs of amount and seconds, such as [4096, 3e-6]");
+      to.push_back({pair[0].get<double>(), pair[1].get<double>()});
+    }
+  }
+  return times;
+}
+
+CostJson write_operators(const OperatorTimes& times) {
+  CostJson json = CostJson::object();
+  for (const auto& [name, row] : times) {
+    CostJson& pairs = json[name] = CostJson::array();
+    for (const OperatorTime& time : row) pairs.push_back({time.amount, time.seconds});
+  }
+  return json;
+}
+
 // Times that are not numbers could not be compared.
 void check_numbers(const CostModel& model) {
   const auto check = [](bool good, const std::string& field, auto value, const char* least) {
@@ -58,6 +82,7 @@ void check_numbers(const CostModel& model) {
     check(flops > 0, c10::str("flops_by_dtype[", c10::toString(dtype), "]"), flops, "greater than 0");
   check(model.operator_latency >= 0 && std::isfinite(model.operator_latency), "operator_latency",
         model.operator_latency, "of at least 0");
+  check_operator_times(model.operators, "[set_cost_model]");
   for (const auto& [name, level] :
        {std::pair("within_node", &model.within_node), std::pair("between_nodes", &model.between_nodes)}) {
     for (int c = 0; c < kNumCollectives; ++c) {
@@ -140,6 +165,10 @@ CostModel CostModel::from_json(const std::string& text, const std::string& name)
     flops.check_all_known();
   }
   fields.number_or_zero("operator_latency", model.operator_latency);
+  if (const CostJson* times = fields.find("operators")) {
+    model.operators = read_operators(*times, fields.path("operators"));
+    check_operator_times(model.operators, "[cost model] " + name + ":");
+  }
   fields.boolean("packs", model.packs);
   if (const CostJson* level = fields.find("within_node"))
     read_level(*level, fields.path("within_node"), model.within_node);
@@ -150,11 +179,15 @@ CostModel CostModel::from_json(const std::string& text, const std::string& name)
 }
 
 std::string CostModel::to_json() const {
-  const CostJson json = {
-      {"ranks_per_node", ranks_per_node},        {"copy_bandwidth", copy_bandwidth},
-      {"flops_per_second", flops_per_second},    {"flops_by_dtype", write_flops_by_dtype(flops_by_dtype)},
-      {"operator_latency", operator_latency},    {"packs", packs},
-      {"within_node", write_level(within_node)}, {"between_nodes", write_level(between_nodes)}};
+  const CostJson json = {{"ranks_per_node", ranks_per_node},
+                         {"copy_bandwidth", copy_bandwidth},
+                         {"flops_per_second", flops_per_second},
+                         {"flops_by_dtype", write_flops_by_dtype(flops_by_dtype)},
+                         {"operator_latency", operator_latency},
+                         {"operators", write_operators(operators)},
+                         {"packs", packs},
+                         {"within_node", write_level(within_node)},
+                         {"between_nodes", write_level(between_nodes)}};
   return json.dump(2) + "\n";
 }
 

@@ -20,6 +20,7 @@
 
 #include "comm/comm_event.h"
 #include "mesh/world.h"
+#include "plan/operator_times.h"
 
 namespace dtensor {
 
@@ -52,6 +53,9 @@ struct CostModel {
   // Seconds to start an operator on a rank. predict_step() counts it; decisions do not, as all ways of an operator
   // start it once.
   double operator_latency = 0;
+  // What measure_operators() found. predict_step() takes an operator's time from its row, and from the speeds above
+  // where there is none.
+  OperatorTimes operators;
   bool packs = true;  // as Communicator::packs(), used by the built-in models
 
   // `bytes`: received per rank. A group of one costs nothing.
@@ -68,8 +72,10 @@ struct CostModel {
 
   // Reads and writes a JSON file; a missing field has its built-in value.
   // Errors (c10::Error): the file cannot be read or is not JSON; an unknown field, collective or dtype; a number that
-  // is not positive (operator_latency may be 0). Each names file and field. "flops_by_dtype" has PyTorch's names of
-  // dtypes: {"float32": 67e12, "bfloat16": 989e12}.
+  // is not positive (operator_latency may be 0), or a row of "operators" without ascending amounts and positive
+  // seconds. Each names file and field. "flops_by_dtype" has PyTorch's names of dtypes: {"float32": 67e12, "bfloat16":
+  // 989e12}, and "operators" pairs of amount and seconds:
+  // {"aten::mul.Tensor": [[4096, 3e-6], [65536, 9e-6]]}.
   static CostModel load(const std::string& path);
   static CostModel from_json(const std::string& text, const std::string& name = "cost model");
   std::string to_json() const;
@@ -81,8 +87,8 @@ struct CostModel {
 // ranks of World::local read each other's memory.
 std::shared_ptr<const CostModel> cost_model(const World& world);
 // Clears the world's cached plans and decisions. No other threads may use the world meanwhile.
-// Error (ValueError): a speed or ranks_per_node that is not positive, a negative or infinite latency; the text names
-// it.
+// Error (ValueError): a speed or ranks_per_node that is not positive, a negative or infinite latency, a row of
+// operators without ascending amounts and positive seconds; the text names it.
 void set_cost_model(const World& world, const CostModel& model);
 
 }  // namespace dtensor

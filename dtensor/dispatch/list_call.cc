@@ -221,7 +221,7 @@ void ListCall::report_works() const {
       in.tensors.push_back(args.back().toTensor());
       in.args.push_back(static_cast<uint16_t>(a));
     }
-    report_work(element_, *decisions_[n], in, args);
+    report_work(element_, *decisions_[n], in, args, static_cast<int64_t>(n));
   }
 }
 

@@ -122,9 +122,11 @@ void report_bytes(const std::string& op, const DeviceMesh& mesh, int64_t bytes) 
 
 void note_deferred_work() { ++num_reported; }
 
-void report_work(const OpInfo& info, const Decision& decision, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
+void report_work(const OpInfo& info, const Decision& decision, const Inputs& in, c10::ArrayRef<c10::IValue> args,
+                 int64_t list_index) {
   if (current_scope().listeners.empty()) return;
   WorkEvent event{info.name, "", in_backward()};
+  event.list_index = list_index;
   event.ranks = in.mesh.size();
   event.bytes = bytes_moved(info, decision, in);
   if (decision.rule->flops) add_flops(event, decision, in, make_call(info, in, args).without_outs());

@@ -25,8 +25,9 @@ void report_flops(const std::string& op, const std::string& module_path, const S
 void report_bytes(const std::string& op, const DeviceMesh& mesh, int64_t bytes);
 // The work of this call is reported later, when it runs.
 void note_deferred_work();
-// Of an operator that has run as `decision` says. Cheap without listeners.
-void report_work(const OpInfo& info, const Decision& decision, const Inputs& in, c10::ArrayRef<c10::IValue> args);
+// Of an operator that has run as `decision` says. `list_index`: WorkEvent. Cheap without listeners.
+void report_work(const OpInfo& info, const Decision& decision, const Inputs& in, c10::ArrayRef<c10::IValue> args,
+                 int64_t list_index = 0);
 
 // The work of a call that no rule runs: what the operators report that it calls. If they report nothing, its arguments
 // are read once and its results written once, in the layouts that they have.

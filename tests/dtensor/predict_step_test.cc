@@ -100,6 +100,28 @@ TEST_CASE("predict_step: each operator that is no view takes the time to start i
   CHECK(with.to_string().find("of which to start 1.50 s, x3") != std::string::npos);
 }
 
+TEST_CASE("predict_step: an operator with a measured time takes that", "[dtensor][predict_step]") {
+  const World world = World::abstract(8);
+  CostModel model = round_numbers();
+  model.operator_latency = 0.5;
+  const DeviceMesh mesh(world, {8}, {"dp"});
+  const Tensor a = zeros({64, 32}, mesh, {Shard(0)}), b = zeros({32, 64}, mesh, {Replicate()});
+  const double flops = 2. * 8 * 32 * 64, part = 4 * 8 * 64;
+  model.operators = {{"view", {{0, 3}}}, {"aten::mm float32", {{flops, 5}}}, {"aten::relu", {{part, 7}}}};
+  set_cost_model(world, model);
+  const auto step = [&] { (a.mm(b).view({-1, 8}) + 1).relu(); };
+  const StepPrediction p = predict_step(step, world);
+  CHECK(p.product_seconds == 5);
+  const double add = 0.5 + 2 * part / 2e11;
+  CHECK(p.operator_seconds == Approx(3 + add + 2 * 7));  // relu reads and writes a part each
+  CHECK(p.operators == 3);
+  CHECK(p.start_seconds == 0.5);  // of the addition, which has no row
+  const StepTimeline timeline = predict_timeline(step, world);
+  REQUIRE(timeline.spans.size() == 4);
+  CHECK(timeline.spans[1].name == "aten::view");
+  CHECK(timeline.spans[1].end - timeline.spans[1].begin == Approx(3));
+}
+
 TEST_CASE("predict_step: a group with ranks on two nodes is priced between nodes", "[dtensor][predict_step]") {
   const World world = World::abstract(8);
   set_cost_model(world, round_numbers());

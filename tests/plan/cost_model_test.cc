@@ -34,6 +34,7 @@ CostModel unusual() {
   cost.flops_per_second = 1e12 / 7;
   cost.flops_by_dtype = {{at::kDouble, 1e12 / 3}, {at::kFloat8_e4m3fn, 1e15 / 3}, {at::kComplexFloat, 5}};
   cost.operator_latency = 1e-6 / 3;
+  cost.operators = {{"view", {{0, 1e-6 / 7}}}, {"aten::mm float32", {{1e3, 1e-5 / 3}, {1e6 / 3, 1e-5}}}};
   cost.packs = false;
   return cost;
 }
@@ -85,6 +86,13 @@ TEST_CASE("errors in a cost model name file and field", "[cost_model]") {
       {R"({"flops_by_dtype": {"float32": -1}})", "cluster.json.flops_by_dtype: `float32` is -1"},
       {R"({"operator_latency": -1e-6})", "`operator_latency` is -1e-06; give a number of at least 0"},
       {R"({"operator_latency": "1"})", "`operator_latency` is \"1\""},
+      {R"({"operators": [1]})", "operators: is array, not an object"},
+      {R"({"operators": {"view": 3}})", "operators.view: is 3; give pairs of amount and seconds"},
+      {R"({"operators": {"view": [[1, 2, 3]]}})", "operators.view: has [1,2,3]; give pairs"},
+      {R"({"operators": {"view": [["0", 1]]}})", "operators.view: has [\"0\",1]; give pairs"},
+      {R"({"operators": {"view": []}})", "`operators[view]` has no times"},
+      {R"({"operators": {"view": [[0, 0]]}})", "`operators[view]` has 0 seconds; give a number greater than 0"},
+      {R"({"operators": {"aten::add": [[8, 1], [8, 2]]}})", "`operators[aten::add]` has the amount 8; give amounts"},
       {R"({"ranks_per_node": 0})", "`ranks_per_node` is 0"},
       {R"({"ranks_per_node": 1.5})", "`ranks_per_node` is 1.5"},
       {R"({"packs": 1})", "`packs` is 1"},
@@ -116,6 +124,7 @@ TEST_CASE("a world refuses a cost model whose times are no numbers", "[cost_mode
   refuses([](CostModel& c) { c.between_nodes[kPermute].latency = -1; }, "`between_nodes.permute.latency` is -1");
   refuses([](CostModel& c) { c.flops_by_dtype[at::kBFloat16] = 0; }, "`flops_by_dtype[BFloat16]` is 0");
   refuses([](CostModel& c) { c.operator_latency = -1; }, "`operator_latency` is -1; give a number of at least 0");
+  refuses([](CostModel& c) { c.operators["view"] = {{-1, 1}}; }, "`operators[view]` has the amount -1; give amounts");
   CostModel no_latency;
   no_latency.between_nodes[kPermute].latency = no_latency.between_nodes[kPermute].hop_latency = 0;
   set_cost_model(world, no_latency);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tools/calibrate measures, and what it writes is a cost model that tools/plan takes.
 set -uo pipefail
-program=$1 plan=$2
+program=$1 plan=$2 launch=$3
 . tests/tools/checks.sh
 run() { "$program" "$@" >"$work/out" 2>"$work/err"; }
 model() { python3 -c "import json, sys; d = json.load(open(sys.argv[1])); sys.exit(0 if ($1) else 1)" "$work/model.json"; }
@@ -17,6 +17,9 @@ for dtype in float32 float64 bfloat16 float16; do
   check "a line for products in $dtype" prints "^matrix products: [0-9.]+ GFLOP/s per rank in $dtype "
 done
 check "a line for starts" prints '^start of an operator: [0-9.]+ us'
+check "a line for operators in steps" prints '^aten::gelu +[0-9.e+]+: [0-9.]+ us, '
+check "operators with positive times for ascending amounts" model \
+  'len(d["operators"]) > 60 and all(s > 0 for row in d["operators"].values() for _, s in row) and all([a for a, _ in row] == sorted({a for a, _ in row}) for row in d["operators"].values())'
 check "the speeds of three dtypes besides float32, and a start" model \
   'sorted(d["flops_by_dtype"]) == ["bfloat16", "float16", "float64"] and len({d["flops_per_second"], *d["flops_by_dtype"].values()}) == 4 and 0 < d["operator_latency"] < 1e-2'
 check "all numbers are there and positive" model \
@@ -33,6 +36,12 @@ check "which are both measured" model \
 run --quick --ranks 3
 check "three ranks, nothing written" prints '^Not written'
 
+"$launch" -n 2 -- "$program" --quick --from_env --out "$work/job.json" >"$work/out" 2>"$work/err"
+check "ranks in two processes: one model is written" test $? = 0 -a -s "$work/job.json"
+check "ranks in two processes: one says so" test "$(grep -c "Written to" "$work/out")" = 1
+check "ranks in two processes: they pack what they send" python3 -c "import json, sys; d = json.load(open('$work/job.json')); sys.exit(not (d['packs'] and d['ranks_per_node'] == 2 and len(d['operators']) > 60))"
+run --quick --from_env
+check "one process is refused" test $? != 0
 check "one rank" refuses '--ranks 1: give 2 to 1024' --ranks 1
 check "an unknown device" refuses '--device gpu7: not a device' --device gpu7
 check "too few bytes" refuses '--max_bytes 1KiB: give at least 64KiB' --max_bytes 1KiB

@@ -12,11 +12,14 @@
 #include <cstdio>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "comm/communicator.h"
 #include "dtensor/factories.h"
+#include "dtensor/measure_operators.h"
 #include "tools/calibrate/fit.h"
+#include "tools/calibrate/operator_step.h"
 #include "tools/flags.h"
 
 namespace dtensor::tools {
@@ -128,28 +131,49 @@ std::vector<int64_t> Calibration::byte_counts() const {
   return counts;
 }
 
+// Progress, of the first rank for all.
+void Calibration::say(const std::string& text) const {
+  if (world_.owned_ranks().front() == 0) std::fputs(text.c_str(), stderr);
+}
+
 // Waits until the devices have finished their work.
 void Calibration::wait() const {
   if (world_.device_type() == c10::DeviceType::CPU) return;
   for (int64_t rank : world_.owned_ranks()) at::ones({1}, on(world_.device(rank))).item<float>();
 }
 
-// The median of several times of `calls` calls, per call.
+// The largest of each over all ranks, so that all of them make as many calls and find the same model.
+std::vector<double> Calibration::largest(const std::vector<double>& values) const {
+  const DeviceMesh mesh(world_, {world_.size()}, {"all"});
+  CommCall call{&mesh.get_group(0), mesh.local_ranks(), {}, {}};
+  call.event.cause.op = "calibrate";
+  RankTensors own;
+  for (const int64_t rank : world_.owned_ranks()) {
+    own.push_back(at::empty({static_cast<int64_t>(values.size())}, at::kDouble));
+    std::copy(values.begin(), values.end(), own.back().mutable_data_ptr<double>());
+    own.back() = own.back().to(world_.device(rank));
+  }
+  const at::Tensor all = world_.communicator().all_reduce(call, own, ReduceOp::kMax).front().to(at::kCPU);
+  return {all.const_data_ptr<double>(), all.const_data_ptr<double>() + all.numel()};
+}
+
+// The lower quartile of several times of `calls` calls, per call: other programs disturb it less than the median.
 double Calibration::time(const std::function<void()>& call, int64_t calls) const {
   const double budget = quick_ ? 2e-3 : 20e-3;
-  const size_t least = quick_ ? 3 : 5;
-  std::vector<double> seconds;
-  call();
-  wait();
-  for (double spent = 0; seconds.size() < least || (spent < budget && seconds.size() < 1000);) {
+  const int64_t least = quick_ ? 3 : 5;
+  const auto once = [&] {
     const auto begin = Clock::now();
     for (int64_t i = 0; i < calls; ++i) call();
     wait();
-    seconds.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
-    spent += seconds.back();
-  }
-  std::nth_element(seconds.begin(), seconds.begin() + static_cast<int64_t>(seconds.size() / 2), seconds.end());
-  return seconds[seconds.size() / 2] / static_cast<double>(calls);
+    return std::chrono::duration<double>(Clock::now() - begin).count();
+  };
+  once();
+  const double about = largest({once()})[0];
+  std::vector<double> seconds(std::clamp<int64_t>(static_cast<int64_t>(budget / about), least, 1000));
+  for (double& s : seconds) s = once();
+  const auto quartile = seconds.begin() + static_cast<int64_t>(seconds.size() / 4);
+  std::nth_element(seconds.begin(), quartile, seconds.end());
+  return largest({*quartile})[0] / static_cast<double>(calls);
 }
 
 Trial Calibration::measure(Collective c, const Groups& groups, int64_t bytes) const {
@@ -190,14 +214,14 @@ CostModel Calibration::run() {
   for (int i = 0; i < kNumCollectives; ++i) {
     const auto c = static_cast<Collective>(i);
     for (const Groups& groups : all_groups()) {
-      std::fprintf(stderr, "calibrate: %s in groups of %lld%s ...", std::string(to_string(c)).c_str(),
-                   static_cast<long long>(groups.group().size), groups.crosses_nodes ? " between nodes" : "");
+      say(absl::StrCat("calibrate: ", std::string(to_string(c)), " in groups of ", groups.group().size,
+                       groups.crosses_nodes ? " between nodes" : "", " ..."));
       double last = 0;
       for (int64_t bytes : c == Collective::kBarrier ? std::vector<int64_t>{0} : byte_counts()) {
         trials.push_back(measure(c, groups, bytes));
         last = trials.back().seconds;
       }
-      std::fprintf(stderr, " %s in %.1f us\n", human_bytes(trials.back().bytes).c_str(), last * 1e6);
+      say(absl::StrFormat(" %s in %.1f us\n", human_bytes(trials.back().bytes), last * 1e6));
     }
   }
   CostModel model;
@@ -216,6 +240,7 @@ CostModel Calibration::run() {
   measure_copies(model);
   measure_products(model);
   measure_starts(model);
+  measure_steps(model);
   return model;
 }
 
@@ -275,14 +300,48 @@ void Calibration::measure_products(CostModel& model) {
   }
 }
 
-// Of an operator on a distributed tensor of one element, whose decision is cached, on one rank: several of a process
-// start one after the other. Other times here are of ATen's own calls, without this one.
+// Of an operator on a distributed tensor with one element on each rank, whose decision is cached: the ranks of a
+// process start theirs one after the other. Other times here are of ATen's own calls, without this one.
 void Calibration::measure_starts(CostModel& model) {
-  const DeviceMesh mesh(World::local({world_.device(world_.owned_ranks().front())}), {1}, {"all"});
-  const at::Tensor x = zeros({1}, mesh, {Shard(0)}), y = zeros({1}, mesh, {Shard(0)});
+  const DeviceMesh mesh(world_, {world_.size()}, {"all"});
+  const at::Tensor x = zeros({world_.size()}, mesh, {Shard(0)}), y = zeros({world_.size()}, mesh, {Shard(0)});
   constexpr int64_t kCalls = 100;  // the wait for the devices at their end counts little
   model.operator_latency = time([&] { x.mul(y); }, kCalls);
   absl::StrAppendFormat(&table_, "start of an operator: %.2f us\n", model.operator_latency * 1e6);
+}
+
+// Of operators as they run in steps of models, where tensors are not in the processor's caches and results take memory.
+void Calibration::measure_steps(CostModel& model) {
+  struct Size {
+    int64_t bytes, width;
+  };
+  std::vector<Size> sizes = {
+      {int64_t{4} << 10, 64}, {int64_t{32} << 10, 64}, {int64_t{256} << 10, 256}, {int64_t{2} << 20, 512}};
+  if (quick_) sizes.resize(2);
+  std::vector<std::function<void()>> steps;
+  for (const Size& size : sizes) {
+    if (size.bytes <= max_bytes_) steps.push_back(make_operator_step(world_, size.bytes, size.width));
+  }
+  say("calibrate: operators ...");
+  model.operators = measure_operators(steps, world_, quick_ ? 2 : 9);
+  // All ranks run the same operators, with the same amounts.
+  std::vector<double> seconds;
+  for (const auto& [name, row] : model.operators) {
+    for (const OperatorTime& time : row) seconds.push_back(time.seconds);
+  }
+  seconds = largest(seconds);
+  auto next = seconds.begin();
+  for (auto& [name, row] : model.operators) {
+    for (OperatorTime& time : row) time.seconds = *next++;
+  }
+  say(absl::StrCat(" ", model.operators.size(), "\n"));
+  for (const char* name : {"view", "other", "aten::mul.Tensor", "aten::gelu", "aten::mm float32"}) {
+    const auto& row = model.operators.at(name);
+    absl::StrAppendFormat(&table_, "%-17s %s\n", name,
+                          absl::StrJoin(row, ", ", [](std::string* out, const OperatorTime& t) {
+                            absl::StrAppendFormat(out, "%.3g: %.1f us", t.amount, t.seconds * 1e6);
+                          }));
+  }
 }
 
 }  // namespace dtensor::tools

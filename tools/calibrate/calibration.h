@@ -1,8 +1,9 @@
-// Measures collectives, copies, matrix products and starts of operators in a world, and fits a cost model to the times.
+// Measures collectives, copies, matrix products, starts of operators and whole operators in a world, and fits a cost
+// model to the times.
 //
 // It knows the ranks through Communicator alone, but for starts, which take the library's way to a rank. Times are of
 // whole calls: where all groups of a mesh dim are in this process, of all of them together, as in a step of a
-// redistribution.
+// redistribution. With a rank in each of several processes, all of them run it, and the slowest counts.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +48,8 @@ class Calibration {
  private:
   std::vector<Groups> all_groups() const;
   std::vector<int64_t> byte_counts() const;
+  std::vector<double> largest(const std::vector<double>& values) const;
+  void say(const std::string& text) const;
   double time(const std::function<void()>& call, int64_t calls = 1) const;
   double product_rate(int64_t n, c10::ScalarType dtype) const;
   void wait() const;
@@ -55,6 +58,7 @@ class Calibration {
   void measure_copies(CostModel& model);
   void measure_products(CostModel& model);
   void measure_starts(CostModel& model);
+  void measure_steps(CostModel& model);
 
   const World world_;
   const int64_t ranks_per_node_, max_bytes_;

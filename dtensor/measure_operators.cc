@@ -1,0 +1,158 @@
+#include "dtensor/measure_operators.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "comm/comm_event.h"
+#include "comm/scope.h"
+#include "comm/work_event.h"
+
+namespace dtensor {
+using namespace internal;
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// One call, or one element of a call with lists of tensors.
+struct Sample {
+  std::string op, row;
+  double amount = 0;
+  double seconds = 0;
+};
+
+// Waits until the devices of the world's ranks in this process have done what was started.
+void wait_for_devices(const World& world) {
+  if (world.device_type() == c10::DeviceType::CPU) return;
+  const c10::impl::VirtualGuardImpl guard(world.device_type());
+  absl::flat_hash_set<c10::DeviceIndex> done;
+  for (const int64_t rank : world.owned_ranks()) {
+    const c10::DeviceIndex device = world.device(rank).index();
+    if (done.insert(device).second) guard.synchronizeDevice(device);
+  }
+}
+
+// Backward runs on threads of its own, one at a time.
+class Stopwatch final : public CommListener {
+ public:
+  explicit Stopwatch(const World& world) : world_(world) { restart(); }
+
+  void on_comm(const CommEvent&, bool) override {}
+  // Of an operator with collectives, the copies for them are not its own.
+  void on_call(const CommEvent&, const CommView&, bool) override {
+    const std::lock_guard lock(mutex_);
+    communicated_ = true;
+  }
+  void on_work(const WorkEvent& event) override {
+    const std::lock_guard lock(mutex_);
+    const double amount = event.flops > 0 ? event.flops : static_cast<double>(event.bytes);
+    const double seconds = elapsed();
+    if (event.list_index == 0) {
+      share_time();
+      left_out_ = communicated_;
+      communicated_ = false;
+    }
+    if (!left_out_) {
+      samples_.push_back({event.op, operator_row(event.op, event.flops, event.dtype, event.bytes), amount, seconds});
+    }
+    restart();
+  }
+
+  std::vector<Sample> take() {
+    const std::lock_guard lock(mutex_);
+    share_time();
+    return std::move(samples_);
+  }
+
+ private:
+  // Equally among the samples of one call.
+  void share_time() {
+    double sum = 0;
+    for (size_t i = first_of_call_; i < samples_.size(); ++i) sum += samples_[i].seconds;
+    for (size_t i = first_of_call_; i < samples_.size(); ++i)
+      samples_[i].seconds = sum / static_cast<double>(samples_.size() - first_of_call_);
+    first_of_call_ = samples_.size();
+  }
+  double elapsed() const {
+    wait_for_devices(world_);
+    return std::chrono::duration<double>(Clock::now() - last_).count();
+  }
+  void restart() {
+    wait_for_devices(world_);
+    last_ = Clock::now();
+  }
+
+  const World& world_;
+  std::mutex mutex_;
+  Clock::time_point last_;                        // guarded by mutex_
+  bool communicated_ = false, left_out_ = false;  // since then; the present call; likewise
+  std::vector<Sample> samples_;                   // likewise
+  size_t first_of_call_ = 0;                      // likewise
+};
+
+// Other programs disturb it less than the median.
+double lower_quartile(std::vector<double> values) {
+  const auto quartile = values.begin() + static_cast<int64_t>(values.size() / 4);
+  std::nth_element(values.begin(), quartile, values.end());
+  return *quartile;
+}
+
+// One time for amounts that differ by less than a fifth: the mean of the amounts, and the lower quartile of the times.
+std::vector<OperatorTime> merged(const std::vector<Sample>& samples) {
+  std::map<int64_t, std::vector<const Sample*>> by_size;
+  for (const Sample& s : samples) by_size[s.amount > 0 ? std::llround(4 * std::log2(s.amount)) : -1].push_back(&s);
+  std::vector<OperatorTime> times;
+  for (const auto& [size, like] : by_size) {
+    double amounts = 0;
+    std::vector<double> seconds;
+    for (const Sample* s : like) {
+      amounts += s->amount;
+      seconds.push_back(s->seconds);
+    }
+    times.push_back({amounts / static_cast<double>(like.size()), lower_quartile(std::move(seconds))});
+  }
+  return times;
+}
+
+}  // namespace
+
+OperatorTimes measure_operators(const std::vector<std::function<void()>>& steps, const World& world,
+                                int64_t repetitions) {
+  TORCH_CHECK_VALUE(!steps.empty(), "[measure_operators] there are no steps");
+  for (const auto& step : steps) TORCH_CHECK_VALUE(step, "[measure_operators] a step is an empty function");
+  TORCH_CHECK_VALUE(repetitions >= 1, "[measure_operators] `repetitions` is ", repetitions, "; give at least 1");
+  TORCH_CHECK_VALUE(world.defined() && world.has_data(), "[measure_operators] the world ",
+                    world.defined() ? world.name() : "is undefined",
+                    world.defined() ? " is abstract: its operators compute nothing" : "",
+                    "; give one with ranks in this process, such as World::local(1)");
+  std::map<std::string, std::vector<Sample>> rows;
+  for (const auto& step : steps) {
+    step();
+    for (int64_t i = 0; i < repetitions; ++i) {
+      Stopwatch stopwatch(world);
+      {
+        const ScopeGuard listening([&](Scope& s) { s.listeners.push_back(&stopwatch); });
+        step();
+      }
+      for (const Sample& sample : stopwatch.take()) {
+        rows[sample.row].push_back(sample);
+        if (sample.row == sample.op) rows["other"].push_back(sample);
+      }
+    }
+  }
+  OperatorTimes times;
+  for (const auto& [name, samples] : rows) times[name] = merged(samples);
+  return times;
+}
+
+}  // namespace dtensor

@@ -1,0 +1,28 @@
+// Times of the operators of steps, measured in this process, to predict other steps from.
+//
+//   CostModel model = *cost_model(world);
+//   model.operators = measure_operators({step}, world);
+//   set_cost_model(other_world, model);   // in which predict_step() takes operators of these names from the table
+//
+// The time from the end of one operator to the end of the next one is that of the second: its decision, its start, its
+// computation and the allocation of its result on all ranks of this process. Operators that communicate are left out.
+// Where ranks have other devices than the CPU, the process waits for them after each operator.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "mesh/world.h"
+#include "plan/operator_times.h"
+
+namespace dtensor {
+
+// Runs each step once, and then `repetitions` times with a clock. Calls of an operator with amounts that differ by
+// less than a fifth have one time, their lower quartile; the elements of a call with lists of tensors share its time.
+// Errors (ValueError): no steps, or an empty function; repetitions < 1; a world without ranks in this process, in which
+// nothing is computed. What a step throws.
+OperatorTimes measure_operators(const std::vector<std::function<void()>>& steps, const World& world,
+                                int64_t repetitions = 5);
+
+}  // namespace dtensor
