@@ -98,25 +98,37 @@ ModelArrangement arrangement_now(const ModuleLayouts& now, const SearchModuleLay
                                  const std::vector<at::Tensor>& inputs) {
   const bool named = now.mesh.size() == 2 && now.mesh[0].first == o.data_dim && now.mesh[1].first == o.tensor_dim;
   const int64_t data = named ? now.mesh[0].second : 0, tensor = named ? now.mesh[1].second : 0;
-  TORCH_CHECK_VALUE(data >= 1 && tensor >= 1 && data * tensor == o.ranks,
+  SearchModuleLayoutsOptions of_now = o;
+  of_now.micro_batches = {now.micro_batches}, of_now.stages = {now.stages}, of_now.schedules = {now.schedule};
+  of_now.stages_per_rank = now.stages_per_rank;
+  check_options(of_now, inputs);
+  const int64_t pipeline = std::max<int64_t>(now.stages / now.stages_per_rank, 1);  // ranks of it
+  TORCH_CHECK_VALUE(data >= 1 && tensor >= 1 && data * tensor * pipeline == o.ranks,
                     "[advise_module_layouts] the mesh of the layouts is '", numbers_text(now.mesh),
                     "'; expected the mesh dims '", o.data_dim, "' and '", o.tensor_dim, "', in this order, of ",
-                    o.ranks, " ranks together");
-  SearchModuleLayoutsOptions of_now = o;
-  of_now.micro_batches = {now.micro_batches};
-  check_options(of_now, inputs);
+                    o.ranks / pipeline, " ranks together");
   TORCH_CHECK_VALUE(
       absl::c_equal(now.settings, o.settings, [](const auto& a, const auto& b) { return a.first == b.first; }),
       "[advise_module_layouts] the layouts have the settings '", numbers_text(now.settings),
       "'; give one value for each of options.settings, in their order");
-  return {make_search_mesh(o, data, tensor), now.settings, now.micro_batches};
+  return {make_search_mesh(o, data, tensor), now.settings, now.micro_batches, schedule_of(now)};
+}
+
+// "dp=4 tp=2 stages=2 1F1B".
+std::string mesh_text(const NamedNumbers& mesh, int64_t stages, int64_t stages_per_rank, const std::string& schedule) {
+  ModuleLayouts layouts;
+  layouts.mesh = mesh;
+  layouts.stages = stages, layouts.stages_per_rank = stages_per_rank, layouts.schedule = schedule;
+  return layouts.name();
 }
 
 // "checkpoint=1": what the arrangement has instead of `now`, if that is one thing; else "".
 std::string single_difference(const ModuleLayouts& now, const ModelArrangement& other) {
   std::vector<std::string> differences;
-  if (mesh_sizes(other.mesh) != now.mesh)
-    differences.push_back(absl::StrCat("the mesh ", numbers_text(mesh_sizes(other.mesh))));
+  const std::string mesh = mesh_text(mesh_sizes(other.mesh), other.stages(), other.stages_per_rank(),
+                                     other.schedule ? other.schedule->name : "");
+  if (mesh != mesh_text(now.mesh, now.stages, now.stages_per_rank, now.schedule))
+    differences.push_back(absl::StrCat("the mesh ", mesh));
   for (const auto& setting : other.settings) {
     if (!absl::c_linear_search(now.settings, setting)) differences.push_back(numbers_text({setting}));
   }

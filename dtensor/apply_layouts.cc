@@ -16,6 +16,9 @@ using namespace internal;
 
 std::string ModuleLayouts::name() const {
   std::string text = numbers_text(mesh);
+  if (stages > 1) absl::StrAppend(&text, " stages=", stages);
+  if (stages_per_rank > 1) absl::StrAppend(&text, " stages_per_rank=", stages_per_rank);
+  if (!schedule.empty()) absl::StrAppend(&text, " ", schedule);
   if (!settings.empty()) absl::StrAppend(&text, " ", numbers_text(settings));
   if (micro_batches != 1) absl::StrAppend(&text, " micro_batches=", micro_batches);
   if (groups.empty()) return text;

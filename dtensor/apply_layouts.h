@@ -28,8 +28,12 @@ struct ModuleLayouts {
   // Of the program whose step was predicted; apply_layouts() does not use them.
   NamedNumbers settings = {};
   int64_t micro_batches = 1;
+  // Of the pipeline, if stages > 1: each of the stages / stages_per_rank pipeline ranks has a mesh of its own of the
+  // sizes above. `schedule`: the name that make_pipeline_schedule() takes.
+  int64_t stages = 1, stages_per_rank = 1;
+  std::string schedule = "";
 
-  // "dp=16 tp=4 checkpoint=1 micro_batches=8 fully_shard(layers.*, the model)"
+  // "dp=16 tp=4 stages=8 1F1B checkpoint=1 micro_batches=8 fully_shard(layers.*, the model)"
   std::string name() const;
 };
 

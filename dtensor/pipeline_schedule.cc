@@ -303,4 +303,16 @@ PipelineSchedule zero_bubble_schedule(int64_t ranks, int64_t micro_batches) {
   return schedule;
 }
 
+PipelineSchedule make_pipeline_schedule(const std::string& name, int64_t ranks, int64_t stages_per_rank,
+                                        int64_t micro_batches) {
+  if (name == "interleaved 1F1B") return interleaved_schedule(ranks, stages_per_rank, micro_batches);
+  const bool known = name == "GPipe" || name == "1F1B" || name == "ZB-H1";
+  TORCH_CHECK_VALUE(known, "[make_pipeline_schedule] no schedule is called '", name,
+                    "'; there are GPipe, 1F1B, interleaved 1F1B and ZB-H1");
+  TORCH_CHECK_VALUE(stages_per_rank == 1, "[make_pipeline_schedule] stages_per_rank is ", stages_per_rank, "; ", name,
+                    " has one stage on each rank, 'interleaved 1F1B' several");
+  if (name == "GPipe") return gpipe_schedule(ranks, micro_batches);
+  return name == "1F1B" ? one_f_one_b_schedule(ranks, micro_batches) : zero_bubble_schedule(ranks, micro_batches);
+}
+
 }  // namespace dtensor

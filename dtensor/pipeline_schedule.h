@@ -90,4 +90,9 @@ PipelineSchedule interleaved_schedule(int64_t ranks, int64_t stages_per_rank, in
 // holds min(ranks, micro_batches) micro-batches, as many as the first rank of 1F1B.
 PipelineSchedule zero_bubble_schedule(int64_t ranks, int64_t micro_batches);
 
+// One of these by its name: "GPipe", "1F1B", "interleaved 1F1B" or "ZB-H1". Errors, besides those above: no such name;
+// stages_per_rank is not 1 for another than the interleaved one.
+PipelineSchedule make_pipeline_schedule(const std::string& name, int64_t ranks, int64_t stages_per_rank,
+                                        int64_t micro_batches);
+
 }  // namespace dtensor

@@ -14,7 +14,9 @@
 #include "comm/error_message.h"
 #include "dtensor/analysis/layout_trials.h"
 #include "dtensor/analysis/model_arrangements.h"
+#include "dtensor/analysis/pipeline_step.h"
 #include "dtensor/analysis/step_difference.h"
+#include "dtensor/analysis/style_search.h"
 #include "dtensor/analysis/text_table.h"
 #include "dtensor/parallel/module_classes.h"
 #include "mesh/world.h"
@@ -25,96 +27,8 @@ using namespace internal;
 
 namespace {
 
-constexpr size_t kNear = 3;          // two classes change together if they are so many places apart at most
 constexpr size_t kAlternatives = 3;  // of a result
 constexpr size_t kDifferences = 3;   // styles of an alternative that explain() names
-
-// Improves choices for one arrangement.
-class StyleSearch {
- public:
-  // `stop`: whether no more steps may be run.
-  StyleSearch(LayoutTrials& trials, size_t classes, std::function<bool()> stop,
-              std::function<void(const LayoutTrial&)> ran)
-      : trials_(trials), classes_(classes), stop_(std::move(stop)), ran_(std::move(ran)) {}
-
-  // Until nothing is found that is better.
-  void search() {
-    const LayoutTrial* best = nullptr;
-    for (const bool sequence : {false, true}) {
-      for (const ClassStyle style : kClassStyles) {
-        const LayoutTrial* first = run({false, sequence, std::vector<ClassStyle>(classes_, style)});
-        if (first == nullptr) continue;
-        const LayoutTrial* improved = improve_one(first);
-        if (best == nullptr || is_better(*improved, *best)) best = improved;
-      }
-    }
-    while (best != nullptr) {
-      const LayoutTrial* improved = improve_two(best);
-      if (improved == best) break;
-      best = improve_one(improved);
-    }
-  }
-
- private:
-  // Null: it was not run before, and no more steps may be run.
-  const LayoutTrial* run(const ClassStyles& styles) {
-    if (const LayoutTrial* known = trials_.find(styles)) return known;
-    if (stop_()) return nullptr;
-    const LayoutTrial& trial = trials_.run(styles);
-    ran_(trial);
-    return &trial;
-  }
-
-  // The better one of `at` and of the result of these styles.
-  const LayoutTrial* better(const LayoutTrial* at, const ClassStyles& styles) {
-    const LayoutTrial* other = run(styles);
-    return other != nullptr && is_better(*other, *at) ? other : at;
-  }
-
-  // Changes one class, or what all have in common, until that does not help.
-  const LayoutTrial* improve_one(const LayoutTrial* at) {
-    for (const LayoutTrial* before = nullptr; before != at;) {
-      before = at;
-      ClassStyles styles = at->styles;
-      styles.groups = !styles.groups;
-      at = better(at, styles);
-      styles = at->styles;
-      styles.sequence = !styles.sequence;
-      at = better(at, styles);
-      for (size_t c = 0; c < classes_; ++c) {
-        for (const ClassStyle style : kClassStyles) {
-          styles = at->styles;
-          styles.classes[c] = style;
-          at = better(at, styles);
-        }
-      }
-    }
-    return at;
-  }
-
-  // Changes two classes, if that helps.
-  const LayoutTrial* improve_two(const LayoutTrial* at) {
-    for (size_t a = 0; a < classes_; ++a) {
-      for (size_t b = a + 1; b < classes_ && b <= a + kNear; ++b) {
-        const LayoutTrial* before = at;
-        for (const ClassStyle of_a : kClassStyles) {
-          for (const ClassStyle of_b : kClassStyles) {
-            ClassStyles styles = before->styles;
-            styles.classes[a] = of_a;
-            styles.classes[b] = of_b;
-            at = better(at, styles);
-          }
-        }
-      }
-    }
-    return at;
-  }
-
-  LayoutTrials& trials_;
-  const size_t classes_;
-  const std::function<bool()> stop_;
-  const std::function<void(const LayoutTrial&)> ran_;
-};
 
 // Why no choice can be the best one.
 void check_best(const LayoutTrial& best, int64_t max_bytes) {
@@ -229,52 +143,114 @@ std::string ModuleLayoutSearch::explain() const {
   return text;
 }
 
+namespace {
+
+// A search that is under way.
+struct RunningSearch {
+  const SearchModuleLayoutsOptions& options;
+  TriedModels models = {};
+  AllTrials all = {};
+  double least = std::numeric_limits<double>::infinity();  // seconds of a choice that fits
+  ModuleLayoutSearch result = {};
+
+  void report() const {
+    if (options.progress) options.progress(result.steps, least);
+  }
+};
+
+// Tries choices for one arrangement, of `left` that are still to come. `start`: those to improve in one class; null:
+// all first choices.
+void search_arrangement(RunningSearch& search, LayoutTrials& trials, size_t classes, size_t left,
+                        const ClassStyles* start) {
+  const int64_t before = search.result.steps;
+  // What an arrangement does not need is left to those after it.
+  const int64_t share = (search.options.max_steps - before) / static_cast<int64_t>(left);
+  const auto stop = [&] {
+    const bool enough = trials.steps() >= share;
+    if (enough) search.result.complete = false;
+    return enough;
+  };
+  const auto ran = [&](const LayoutTrial& trial) {
+    if (trial.fits) search.least = std::min(search.least, trial.layouts.step.seconds());
+    search.result.steps = before + trials.steps();
+    search.report();
+  };
+  StyleSearch of_styles(trials, classes, stop, ran);
+  if (start == nullptr) {
+    of_styles.search();
+  } else {
+    of_styles.improve(*start);
+  }
+  search.result.steps = before + trials.steps();
+}
+
+// Tries choices for all arrangements, each by itself.
+void search_each(RunningSearch& search, const MakeModel& make, const std::vector<at::Tensor>& inputs,
+                 const std::vector<ModelArrangement>& arrangements) {
+  for (size_t a = 0; a < arrangements.size(); ++a) {
+    const TriedModel& model = tried_model(search.models, {make, inputs, search.options, arrangements[a].settings});
+    LayoutTrials& trials = *search.all.emplace_back(std::make_unique<LayoutTrials>(model, arrangements[a]));
+    search_arrangement(search, trials, model.classes.classes.size(), arrangements.size() - a, nullptr);
+  }
+}
+
+// Tries choices for all arrangements, the one with the smallest lower bound of its time first, and none whose bound is
+// above the best so far. After a search with styles, the others start with the best styles so far.
+void search_with_pipelines(RunningSearch& search, const MakeModel& make, const std::vector<at::Tensor>& inputs,
+                           const std::vector<ModelArrangement>& arrangements) {
+  std::vector<std::pair<double, const ModelArrangement*>> by_bound;
+  for (const ModelArrangement& a : arrangements) {
+    const TriedModel& model = tried_model(search.models, {make, inputs, search.options, a.settings});
+    by_bound.emplace_back(least_seconds(search.options, a, model.product_seconds), &a);
+  }
+  absl::c_stable_sort(by_bound, [](const auto& a, const auto& b) { return a.first < b.first; });
+  const LayoutTrial* best = nullptr;  // with styles
+  for (size_t a = 0; a < by_bound.size(); ++a) {
+    const auto& [bound, arrangement] = by_bound[a];
+    if (bound > search.least) break;
+    const TriedModel& model = search.models.at(arrangement->settings);
+    LayoutTrials& trials = *search.all.emplace_back(std::make_unique<LayoutTrials>(model, *arrangement));
+    const size_t classes = model.classes.classes.size();
+    const bool same = best != nullptr && best->styles.classes.size() == classes;
+    search_arrangement(search, trials, classes, by_bound.size() - a, same ? &best->styles : nullptr);
+    if (arrangement->mesh.size(search.options.tensor_dim) == 1) continue;
+    for (const auto& [key, trial] : trials.done()) {
+      if (best == nullptr || is_better(trial, *best)) best = &trial;
+    }
+  }
+}
+
+}  // namespace
+
 ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vector<at::Tensor>& inputs,
                                          const SearchModuleLayoutsOptions& options) {
   TORCH_CHECK_VALUE(make, "[search_module_layouts] make is an empty function");
   check_options(options, inputs);
   const std::vector<ModelArrangement> arrangements = model_arrangements(options, inputs);
-  TriedModels models;
-  ModuleLayoutSearch result;
+  RunningSearch search{options};
+  ModuleLayoutSearch& result = search.result;
   result.complete = true;
-  AllTrials all;
-  double least = std::numeric_limits<double>::infinity();  // seconds of a choice that fits
-  for (size_t a = 0; a < arrangements.size(); ++a) {
-    const TriedModel& model = tried_model(models, {make, inputs, options, arrangements[a].settings});
-    LayoutTrials& trials = *all.emplace_back(std::make_unique<LayoutTrials>(model, arrangements[a]));
-    // What an arrangement does not need is left to those after it.
-    const int64_t share = (options.max_steps - result.steps) / static_cast<int64_t>(arrangements.size() - a);
-    const auto stop = [&] {
-      const bool enough = trials.steps() >= share;
-      if (enough) result.complete = false;
-      return enough;
-    };
-    const auto ran = [&](const LayoutTrial& trial) {
-      if (trial.fits) least = std::min(least, trial.layouts.step.seconds());
-      if (options.progress) options.progress(result.steps + trials.steps(), least);
-    };
-    StyleSearch(trials, model.classes.classes.size(), stop, ran).search();
-    result.steps += trials.steps();
-  }
+  const bool pipelines = absl::c_any_of(arrangements, [](const auto& a) { return a.schedule.has_value(); });
+  (pipelines ? search_with_pipelines : search_each)(search, make, inputs, arrangements);
   BestTrial best;
   for (bool settled = false; !settled;) {
-    best = best_of(all);
+    best = best_of(search.all);
     check_best(*best.trial, options.max_bytes);
     const int64_t steps = best.trials->steps();
     const bool checked = best.trial->whole.has_value();
     if (checked) {
-      result.gains = gains_of(*best.trial, models.at(best.trial->layouts.settings).classes, *best.trials);
+      result.gains = gains_of(*best.trial, search.models.at(best.trial->layouts.settings).classes, *best.trials);
     } else {
       best.trials->run_whole(*best.trial);
     }
     result.steps += best.trials->steps() - steps;
-    if (options.progress) options.progress(result.steps, least);
-    settled = checked && best_of(all).trial == best.trial;  // no trial for a gain is better
+    search.report();
+    settled = checked && best_of(search.all).trial == best.trial;  // no trial for a gain is better
   }
   result.best = best.trial->layouts;
   result.best.step = *best.trial->whole;
-  result.alternatives = alternatives_to(*best.trial, all);
-  return result;
+  result.alternatives = alternatives_to(*best.trial, search.all);
+  return std::move(result);
 }
 
 }  // namespace dtensor

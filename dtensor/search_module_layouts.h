@@ -20,6 +20,13 @@
 // alike. All repeated layers and the rest are groups of fully_shard(), or none is. Every choice is improved in one
 // class, then in two of classes that are near each other, until neither helps, from at most six first choices for each
 // mesh: not proven best, and the same at every call.
+//
+// With options.stages, pipelines are tried, too: the step of one pipeline rank, with the bubble of the schedule. That
+// rank has the layers of the slowest stage and all that is outside the repeated layers, so that the time is an upper
+// estimate, and not less than what the pipeline needs where tables and head are on one of the stages. Gradients are
+// reduced once a step. Then the mesh, schedule and micro-batches with the smallest lower bound of the time come first,
+// those whose bound is above the best time so far are left out, and all but the first with a tensor dim larger than 1
+// start with the best styles so far and are improved in one class.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -61,7 +68,8 @@ struct ModuleLayoutSearch {
 // at most on 2 layers. Errors (ValueError): an empty function; no model, or one without parameters; ranks < 1; `allows`
 // allows no mesh, or none whose data dim is at most a micro-batch; max_steps < 1; a setting twice, with the name of a
 // mesh dim, or without values; no number of micro-batches, one below 1, or one that does not divide dim 0 of an input;
-// layers < 0, or a model of fewer layers that has other classes of modules; no choice that was tried fits max_bytes
+// layers < 0, or a model of fewer layers that has other classes of modules; stages that the options or the
+// ranks do not allow; no choice that was tried fits max_bytes
 // (the text says what the nearest needs) or runs; what making a model, or a step on one rank, throws. Runs on the
 // calling thread.
 ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vector<at::Tensor>& inputs,

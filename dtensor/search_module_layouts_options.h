@@ -44,8 +44,8 @@ struct ModelWithLoss {
 using MakeModel = std::function<ModelWithLoss(const ModelChoice&)>;
 
 struct SearchModuleLayoutsOptions {
-  // All ways to write it as a product of the sizes of two mesh dims are tried, but those whose data dim is larger than
-  // the micro-batch.
+  // All ways to write it, divided by the number of pipeline ranks, as a product of the sizes of two mesh dims are
+  // tried, but those whose data dim is larger than the micro-batch.
   int64_t ranks = 0;
   std::string data_dim = "dp";    // inputs are sharded over it by dim 0, and groups of fully_shard()
   std::string tensor_dim = "tp";  // that the styles are about
@@ -59,6 +59,18 @@ struct SearchModuleLayoutsOptions {
   // on models of 2 and 3 layers, as each further layer takes what the third one takes, and only the best on all layers:
   // for 126 layers 25 times as fast. 0: on the model that make() makes.
   int64_t layers = 0;
+  // Numbers of stages of a pipeline to try; 1: no pipeline. Others need `layers`, of which the slowest stage has
+  // ceil(layers / stages), and `between_layers`. Pipeline ranks are the outermost ranks: each has a mesh of its own of
+  // ranks / (stages / stages_per_rank) consecutive ranks, which are whole nodes, or a node has several. Its step is
+  // that of make() with the layers of its stages, as if tables, head and loss were on every pipeline rank.
+  std::vector<int64_t> stages = {1};
+  // To try, by the names that make_pipeline_schedule() takes: "interleaved 1F1B" only with numbers of micro-batches
+  // that are multiples of the pipeline ranks. Both parts of a split backward are taken to be half of it.
+  std::vector<std::string> schedules = {"1F1B"};
+  int64_t stages_per_rank = 2;  // of "interleaved 1F1B"; others have one
+  // The activation of the whole batch from one layer to the next, rows first: {batch, length, width}, as on the device
+  // "meta". The tensor dim shards it by dim 1 where a style of the choice gives its output so.
+  at::Tensor between_layers = {};
   // Unset: a step is forward and backward; what optimizers hold counts only with one.
   std::function<std::shared_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> parameters)> optimizer = nullptr;
   int64_t max_bytes = std::numeric_limits<int64_t>::max();  // of a rank

@@ -31,9 +31,10 @@ struct StepPrediction {
   int64_t peak_bytes = 0;                           // at most at one time, as World::memory() counts
   int64_t operators = 0;                            // that a rank starts: those above, views are none
   double start_seconds = 0;                         // to start them, part of product_seconds and operator_seconds
+  double bubble_seconds = 0;                        // that a rank of a pipeline waits for the work of others
 
   double communication_seconds() const;
-  double seconds() const { return product_seconds + operator_seconds + communication_seconds(); }
+  double seconds() const { return product_seconds + operator_seconds + communication_seconds() + bubble_seconds; }
   // A line for the whole and one for each term.
   std::string to_string() const;
 };

@@ -2,122 +2,38 @@
 
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
-#include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <memory>
 #include <set>
 #include <tuple>
 
-#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "dtensor/analysis/pipeline_step.h"
 #include "dtensor/analysis/step_difference.h"
 #include "dtensor/analysis/step_sum.h"
-#include "dtensor/factories.h"
 #include "dtensor/predict_step.h"
 #include "dtensor/scopes.h"
-#include "dtensor/tensor/representation.h"
-#include "mesh/memory_meter.h"
 #include "mesh/world.h"
 #include "plan/plan_text.h"
 
 namespace dtensor::internal {
 namespace {
 
-ModelWithLoss make_model(const TriedModel& tried, int64_t layers) {
-  ModelWithLoss made = tried.make({layers, tried.settings});
-  TORCH_CHECK_VALUE(made.model != nullptr, "[search_module_layouts] make() returned no model");
-  TORCH_CHECK_VALUE(made.loss, "[search_module_layouts] make() returned an empty function for the loss");
-  return made;
+// What trials of `layers` layers are run on: models of 2 and 3 layers, if they are more.
+std::vector<int64_t> layers_of_trials(int64_t layers) {
+  return layers > 3 ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{layers};
 }
 
-// What trials are run on: models of 2 and 3 layers, if all have more.
-std::vector<int64_t> layers_of_trials(const SearchModuleLayoutsOptions& options) {
-  return options.layers > 3 ? std::vector<int64_t>{2, 3} : std::vector<int64_t>{options.layers};
+// Of all trials, those of pipelines included, whose ranks may have fewer layers.
+std::set<int64_t> layers_of_all_trials(const SearchModuleLayoutsOptions& options) {
+  const std::vector<int64_t> whole = layers_of_trials(options.layers);
+  std::set<int64_t> all(whole.begin(), whole.end());
+  for (int64_t few = 1; options.between_layers.defined() && few <= std::min<int64_t>(options.layers, 3); ++few)
+    all.insert(few);
+  return all;
 }
-
-// A training step of a new model in these layouts. Use it inside a MeshScope.
-class TrialStep {
- public:
-  TrialStep(const TriedModel& tried, const ModelArrangement& arrangement, const ModuleLayouts& layouts, int64_t layers)
-      : made_(make_model(tried, layers)), arrangement_(arrangement) {
-    const DeviceMesh& mesh = arrangement.mesh;
-    apply_layouts(*made_.model, mesh, layouts);
-    for (const at::Tensor& t : tried.inputs) {
-      std::vector<int64_t> sizes = t.sizes().vec();
-      if (!sizes.empty()) sizes[0] /= arrangement.micro_batches;
-      const Placement rows = sizes.empty() ? Replicate() : Shard(0);
-      inputs_.push_back(zeros(sizes, mesh, {rows, Replicate()}, {.dtype = t.scalar_type()}));
-    }
-    if (tried.options.optimizer) optimizer_ = tried.options.optimizer(made_.model->parameters());
-  }
-
-  void run_micro_batch() { made_.loss(inputs_).backward(); }
-
-  // The first step: it gathers no groups ahead, and makes the states of the optimizer.
-  void run() {
-    run_micro_batch();
-    if (optimizer_) optimizer_->step();
-    made_.model->zero_grad();
-  }
-
-  // Of all micro-batches and the optimizer. The gradients of the second micro-batch are added to those of the first, as
-  // those of all further ones. If there was no step before, the states that the optimizer makes count from the
-  // beginning.
-  PhasedStep predict() {
-    const World& world = arrangement_.mesh.world();
-    PhasedStep result;
-    StepPrediction& step = result.step;
-    step = add_phases(result, predict_timeline([&] { run_micro_batch(); }, world));
-    if (arrangement_.micro_batches > 1) {
-      const StepPrediction next = add_phases(result, predict_timeline([&] { run_micro_batch(); }, world));
-      add_step(step, next, static_cast<double>(arrangement_.micro_batches - 1));
-      step.peak_bytes = std::max(step.peak_bytes, next.peak_bytes);
-    }
-    if (!optimizer_) return result;
-    const int64_t before = world.memory().live_bytes();
-    optimizer_->step();
-    const int64_t states = world.memory().live_bytes() - before;
-    for (auto& phase : result.phases) {
-      for (StepSpan& span : phase) span.peak_bytes += states;
-    }
-    const StepPrediction update = add_phases(result, predict_timeline([&] { optimizer_->step(); }, world));
-    add_step(step, update, 1);
-    step.live_bytes += states;
-    step.peak_bytes = std::max(step.peak_bytes + states, update.peak_bytes);
-    return result;
-  }
-
-  // A lower bound of what a rank holds at the end of backward: what is there before, and the gradients, which have the
-  // layouts of their parameters.
-  int64_t least_bytes(const std::vector<bool>& has_gradient) const {
-    int64_t bytes = arrangement_.mesh.world().memory().live_bytes();
-    const std::vector<at::Tensor> parameters = made_.model->parameters();
-    std::set<const c10::TensorImpl*> counted;  // parameters() lists a module at two paths twice
-    for (size_t i = 0; i < parameters.size() && i < has_gradient.size(); ++i) {
-      if (has_gradient[i] && counted.insert(parameters[i].unsafeGetTensorImpl()).second)
-        bytes += spec_of(parameters[i])->max_local_bytes();
-    }
-    return bytes;
-  }
-
-  torch::nn::Module& model() { return *made_.model; }
-
- private:
-  // Its forward and its backward; without one, all of it.
-  static StepPrediction add_phases(PhasedStep& to, StepTimeline timeline) {
-    const auto backward = absl::c_find_if(timeline.spans, [](const StepSpan& s) { return s.backward; });
-    to.phases.emplace_back(timeline.spans.begin(), backward);
-    to.phases.emplace_back(backward, timeline.spans.end());
-    return std::move(timeline.step);
-  }
-
-  ModelWithLoss made_;
-  const ModelArrangement& arrangement_;
-  std::vector<at::Tensor> inputs_;
-  std::shared_ptr<torch::optim::Optimizer> optimizer_;
-};
 
 // Error (ValueError): a model of fewer layers has not the classes of modules of the whole.
 void check_classes(const ModuleClasses& whole, const ModuleClasses& fewer, int64_t layers) {
@@ -163,12 +79,16 @@ void run_on_one_rank(TriedModel& tried) {
   tried.classes = module_classes(*whole.model);
   TORCH_CHECK_VALUE(!tried.classes.classes.empty(), "[search_module_layouts] the model, a ", whole.model->name(),
                     ", has no parameters, so that there are no layouts to choose");
-  for (const int64_t layers : layers_of_trials(o)) {
+  std::map<int64_t, double> product_seconds;
+  for (const int64_t layers : layers_of_all_trials(o)) {
     TrialStep step(tried, one, none, layers);
-    check_classes(tried.classes, module_classes(step.model()), layers);
-    step.run_micro_batch();
+    if (layers != 1) check_classes(tried.classes, module_classes(step.model()), layers);
+    const StepPrediction of = predict_step([&] { step.run_micro_batch(); }, one.mesh.world());
+    product_seconds[layers] = std::max(of.product_seconds - of.start_seconds, 0.);
     for (const at::Tensor& p : step.model().parameters()) tried.has_gradient[layers].push_back(p.grad().defined());
   }
+  tried.product_seconds = o.layers > 3 ? seconds_of_layers(product_seconds.at(2), product_seconds.at(3), o.layers)
+                                       : product_seconds.at(o.layers);
 }
 
 const TriedModel& tried_model(TriedModels& models, TriedModel model) {
@@ -210,6 +130,9 @@ const LayoutTrial& LayoutTrials::run(ModuleLayouts layouts, const ClassStyles& s
   layouts.mesh = mesh_sizes(arrangement_.mesh);
   layouts.settings = arrangement_.settings;
   layouts.micro_batches = arrangement_.micro_batches;
+  layouts.stages = arrangement_.stages();
+  layouts.stages_per_rank = arrangement_.stages_per_rank();
+  layouts.schedule = arrangement_.schedule ? arrangement_.schedule->name : "";
   const auto [it, added] = done_.try_emplace(key_of(layouts));
   if (!added) return it->second;
   it->second.styles = styles;
@@ -231,10 +154,10 @@ void LayoutTrials::run_whole(const LayoutTrial& of) {
   trial.fits = false;
   trial.failure = error_of([&] {
     const MeshScope on_mesh(arrangement_.mesh);
-    TrialStep step(tried_, arrangement_, trial.layouts, tried_.options.layers);
+    TrialStep step(tried_, arrangement_, trial.layouts, arrangement_.layers_of_rank(tried_.options.layers));
     ++steps_;
     step.run();
-    trial.whole = step.predict().step;
+    trial.whole = finished(step.predict(), trial.layouts);
     trial.fits = trial.whole->peak_bytes <= tried_.options.max_bytes;
     if (!trial.fits) trial.layouts.step.peak_bytes = trial.whole->peak_bytes;
   });
@@ -242,11 +165,11 @@ void LayoutTrials::run_whole(const LayoutTrial& of) {
 }
 
 std::optional<StepPrediction> LayoutTrials::run_step(const ModuleLayouts& layouts, int64_t& least_bytes) {
-  const int64_t all = tried_.options.layers;
+  const int64_t all = arrangement_.layers_of_rank(tried_.options.layers);
   const MeshScope on_mesh(arrangement_.mesh);
   std::vector<int64_t> least;
   std::vector<PhasedStep> steps;
-  for (const int64_t n : layers_of_trials(tried_.options)) {
+  for (const int64_t n : layers_of_trials(all)) {
     TrialStep step(tried_, arrangement_, layouts, n);
     least.push_back(step.least_bytes(tried_.has_gradient.at(n)));
     least_bytes = least.size() == 2 ? bytes_of_layers(least[0], least[1], all) : least[0];
@@ -254,7 +177,13 @@ std::optional<StepPrediction> LayoutTrials::run_step(const ModuleLayouts& layout
     if (steps.empty()) ++steps_;
     steps.push_back(step.predict());
   }
-  return steps.size() == 2 ? step_of_layers(steps[0], steps[1], all) : steps[0].step;
+  return finished(steps.size() == 2 ? step_of_layers(steps[0], steps[1], all) : std::move(steps[0]), layouts);
+}
+
+StepPrediction LayoutTrials::finished(PhasedStep step, const ModuleLayouts& layouts) const {
+  if (arrangement_.schedule)
+    add_waiting(step, *arrangement_.schedule, stage_transfer(tried_.options, arrangement_, layouts));
+  return std::move(step.step);
 }
 
 }  // namespace dtensor::internal

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "dtensor/analysis/model_arrangements.h"
+#include "dtensor/analysis/trial_step.h"
 #include "dtensor/apply_layouts.h"
 #include "dtensor/parallel/module_classes.h"
-#include "dtensor/search_module_layouts_options.h"
 
 namespace dtensor::internal {
 
@@ -32,18 +32,8 @@ struct ClassStyles {
 // nullopt: replicated.
 std::optional<ParallelStyle> style_of_class(const ModuleClass& c, ClassStyle style, bool sequence);
 
-// What is tried. The references outlive all uses.
-struct TriedModel {
-  const MakeModel& make;
-  const std::vector<at::Tensor>& inputs;
-  const SearchModuleLayoutsOptions& options;
-  NamedNumbers settings = {};
-  ModuleClasses classes = {};
-  // By the number of layers that trials run: whether a step on one rank makes a gradient, in the order of parameters().
-  std::map<int64_t, std::vector<bool>> has_gradient = {};
-};
-
-// Runs forward and backward on one rank; sets classes and has_gradient. Errors: see search_module_layouts().
+// Runs forward and backward on one rank; sets classes, has_gradient and product_seconds. Errors: see
+// search_module_layouts().
 void run_on_one_rank(TriedModel& tried);
 
 using TriedModels = std::map<NamedNumbers, TriedModel>;  // by settings
@@ -74,11 +64,11 @@ class LayoutTrials {
   // Runs each choice once, however often it is asked for, and one whose parameters and gradients alone exceed max_bytes
   // not at all: it does not fit, and its peak is what these take.
   const LayoutTrial& run(const ClassStyles& styles);
-  // Likewise, for layouts of any kind; their mesh, settings and micro-batches become those of the trials. `styles`:
+  // Likewise, for layouts of any kind; what they have of the arrangement becomes that of the trials. `styles`:
   // LayoutTrial::styles.
   const LayoutTrial& run(ModuleLayouts layouts, const ClassStyles& styles = {});
-  // One of done(): sets `whole` to its second step on all layers of the model, and `fits` and `failure` as they are
-  // there.
+  // One of done(): sets `whole` to its second step on all layers of the model, or of a pipeline rank, and `fits` and
+  // `failure` as they are there.
   void run_whole(const LayoutTrial& trial);
   // The result of run(), if it has that already; else null.
   const LayoutTrial* find(const ClassStyles& styles) const;
@@ -90,6 +80,8 @@ class LayoutTrials {
   ModuleLayouts layouts_of(const ClassStyles& styles) const;
   // nullopt: not run, as parameters and gradients alone take `least_bytes`, more than max_bytes.
   std::optional<StepPrediction> run_step(const ModuleLayouts& layouts, int64_t& least_bytes);
+  // The step of a rank with what it waits for in a pipeline.
+  StepPrediction finished(PhasedStep step, const ModuleLayouts& layouts) const;
 
   const TriedModel& tried_;
   const ModelArrangement arrangement_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "absl/algorithm/container.h"
 #include "dtensor/analysis/check_settings.h"
 #include "dtensor/analysis/mesh_shapes.h"
 #include "mesh/world.h"
@@ -28,6 +29,90 @@ int64_t batch_of(const std::vector<at::Tensor>& inputs) {
   return rows;
 }
 
+bool tries_pipelines(const SearchModuleLayoutsOptions& o) {
+  return absl::c_any_of(o.stages, [](int64_t stages) { return stages != 1; });
+}
+
+int64_t stages_per_rank(const SearchModuleLayoutsOptions& o, const std::string& schedule) {
+  return schedule == "interleaved 1F1B" ? o.stages_per_rank : 1;
+}
+
+// Of a pipeline of `stages` stages, `per_rank` of them on each pipeline rank.
+void check_stages(const SearchModuleLayoutsOptions& o, int64_t stages, int64_t per_rank) {
+  TORCH_CHECK_VALUE(stages <= o.layers, "[search_module_layouts] stages has ", stages, ", and there are ", o.layers,
+                    " layers; each stage needs one");
+  TORCH_CHECK_VALUE(stages % per_rank == 0 && stages > per_rank, "[search_module_layouts] stages has ", stages,
+                    ", which ", per_rank, " stages_per_rank do not divide into two or more pipeline ranks");
+  const int64_t parts = stages / per_rank, node = cost_model(make_search_mesh(o, 1, 1).world())->ranks_per_node;
+  TORCH_CHECK_VALUE(o.ranks % parts == 0, "[search_module_layouts] ", o.ranks, " ranks cannot be divided into ", parts,
+                    " pipeline ranks, for ", stages, " stages");
+  const int64_t each = o.ranks / parts;
+  TORCH_CHECK_VALUE(o.ranks <= node || each % node == 0 || node % each == 0, "[search_module_layouts] with ", stages,
+                    " stages a pipeline rank has ", each, " ranks, which are neither whole nodes of ", node,
+                    " ranks nor divide one");
+}
+
+void check_pipelines(const SearchModuleLayoutsOptions& o) {
+  TORCH_CHECK_VALUE(!o.stages.empty(), "[search_module_layouts] stages has no numbers to try; {1} has");
+  TORCH_CHECK_VALUE(o.stages_per_rank >= 1, "[search_module_layouts] stages_per_rank is ", o.stages_per_rank,
+                    "; it must be at least 1");
+  for (const int64_t stages : o.stages) {
+    TORCH_CHECK_VALUE(stages >= 1, "[search_module_layouts] stages has ", stages, "; each must be at least 1");
+  }
+  if (!tries_pipelines(o)) return;
+  TORCH_CHECK_VALUE(!o.schedules.empty(), "[search_module_layouts] schedules has no names to try; {\"1F1B\"} has");
+  TORCH_CHECK_VALUE(o.layers > 0, "[search_module_layouts] stages of a pipeline need `layers`, the number of repeated ",
+                    "layers, and a make() that heeds ModelChoice::layers");
+  TORCH_CHECK_VALUE(
+      o.between_layers.defined() && o.between_layers.dim() > 0,
+      "[search_module_layouts] stages of a pipeline need `between_layers`, a tensor with the sizes of the "
+      "activation that one layer gives to the next, of the whole batch; it may be on the device meta");
+  for (const std::string& schedule : o.schedules) {
+    const int64_t per_rank = stages_per_rank(o, schedule);
+    make_pipeline_schedule(schedule, 1, per_rank, 1);  // error: no such name
+    for (const int64_t stages : o.stages) {
+      if (stages > 1) check_stages(o, stages, per_rank);
+    }
+  }
+}
+
+// Of micro-batches of the tensors.
+void check_micro_batches(const SearchModuleLayoutsOptions& o, const std::vector<at::Tensor>& tensors) {
+  TORCH_CHECK_VALUE(!o.micro_batches.empty(), "[search_module_layouts] micro_batches has no numbers to try; {1} has");
+  for (const int64_t count : o.micro_batches) {
+    TORCH_CHECK_VALUE(count >= 1, "[search_module_layouts] micro_batches has ", count, "; each must be at least 1");
+    for (const at::Tensor& t : tensors) {
+      TORCH_CHECK_VALUE(t.dim() == 0 || t.size(0) % count == 0, "[search_module_layouts] an input of sizes ", t.sizes(),
+                        " cannot be divided into ", count, " micro-batches: choose numbers that divide its dim 0");
+    }
+  }
+}
+
+// No pipeline, and the pipelines of the options, of one micro-batch.
+std::vector<std::optional<PipelineSchedule>> pipelines_of(const SearchModuleLayoutsOptions& o) {
+  std::vector<std::optional<PipelineSchedule>> all;
+  for (const int64_t stages : o.stages) {
+    if (stages == 1) {
+      all.emplace_back();
+      continue;
+    }
+    for (const std::string& schedule : o.schedules) {
+      const int64_t per_rank = stages_per_rank(o, schedule);
+      all.push_back(make_pipeline_schedule(schedule, stages / per_rank, per_rank, stages / per_rank));
+    }
+  }
+  return all;
+}
+
+// With another number of micro-batches. False: the schedule is none for that number.
+bool has_micro_batches(std::optional<PipelineSchedule>& schedule, int64_t count) {
+  if (!schedule) return true;
+  const int64_t per_rank = schedule->num_stages / schedule->num_ranks;
+  if (per_rank > 1 && count % schedule->num_ranks != 0) return false;  // interleaved_schedule()
+  schedule = make_pipeline_schedule(schedule->name, schedule->num_ranks, per_rank, count);
+  return true;
+}
+
 }  // namespace
 
 NamedNumbers mesh_sizes(const DeviceMesh& mesh) {
@@ -41,14 +126,15 @@ void check_options(const SearchModuleLayoutsOptions& o, const std::vector<at::Te
   TORCH_CHECK_VALUE(o.max_steps >= 1, "[search_module_layouts] max_steps is ", o.max_steps, "; it must be at least 1");
   TORCH_CHECK_VALUE(o.layers >= 0, "[search_module_layouts] layers is ", o.layers, "; it must not be negative");
   check_settings("search_module_layouts", {o.data_dim, o.tensor_dim}, o.settings);
-  TORCH_CHECK_VALUE(!o.micro_batches.empty(), "[search_module_layouts] micro_batches has no numbers to try; {1} has");
-  for (const int64_t count : o.micro_batches) {
-    TORCH_CHECK_VALUE(count >= 1, "[search_module_layouts] micro_batches has ", count, "; each must be at least 1");
-    for (const at::Tensor& t : inputs) {
-      TORCH_CHECK_VALUE(t.dim() == 0 || t.size(0) % count == 0, "[search_module_layouts] an input of sizes ", t.sizes(),
-                        " cannot be divided into ", count, " micro-batches: choose numbers that divide its dim 0");
-    }
-  }
+  check_micro_batches(o, inputs);
+  check_pipelines(o);
+  if (tries_pipelines(o)) check_micro_batches(o, {o.between_layers});
+}
+
+std::optional<PipelineSchedule> schedule_of(const ModuleLayouts& layouts) {
+  if (layouts.stages == 1) return std::nullopt;
+  return make_pipeline_schedule(layouts.schedule, layouts.stages / layouts.stages_per_rank, layouts.stages_per_rank,
+                                layouts.micro_batches);
 }
 
 DeviceMesh make_search_mesh(const SearchModuleLayoutsOptions& o, int64_t data_size, int64_t tensor_size) {
@@ -62,19 +148,24 @@ std::vector<ModelArrangement> model_arrangements(const SearchModuleLayoutsOption
   const int64_t batch = batch_of(inputs);
   std::vector<ModelArrangement> all;
   bool allowed = false;
-  for (const std::vector<int64_t>& shape : mesh_shapes(o.ranks, 2)) {
-    if (o.allows && !o.allows(make_search_mesh(o, shape[0], shape[1]))) continue;
-    allowed = true;
-    for (int64_t n = 0; n < num_combinations(o.settings); ++n) {
-      for (const int64_t count : o.micro_batches) {
-        if (shape[0] > batch / count) continue;  // ranks without rows
-        all.push_back({make_search_mesh(o, shape[0], shape[1]), combination(o.settings, n), count});
+  for (const std::optional<PipelineSchedule>& pipeline : pipelines_of(o)) {
+    for (const std::vector<int64_t>& shape : mesh_shapes(o.ranks / (pipeline ? pipeline->num_ranks : 1), 2)) {
+      if (o.allows && !o.allows(make_search_mesh(o, shape[0], shape[1]))) continue;
+      allowed = true;
+      for (int64_t n = 0; n < num_combinations(o.settings); ++n) {
+        for (const int64_t count : o.micro_batches) {
+          if (shape[0] > batch / count) continue;  // ranks without rows
+          std::optional<PipelineSchedule> schedule = pipeline;
+          if (!has_micro_batches(schedule, count)) continue;
+          all.push_back({make_search_mesh(o, shape[0], shape[1]), combination(o.settings, n), count, schedule});
+        }
       }
     }
   }
   TORCH_CHECK_VALUE(allowed, "[search_module_layouts] `allows` allows no mesh of ", o.ranks, " ranks");
   TORCH_CHECK_VALUE(!all.empty(), "[search_module_layouts] on each mesh that is allowed the data dim '", o.data_dim,
-                    "' is larger than a micro-batch of the ", batch, " rows of the inputs");
+                    "' is larger than a micro-batch of the ", batch, " rows of the inputs",
+                    tries_pipelines(o) ? ", or no number of micro-batches is a multiple of the pipeline ranks" : "");
   return all;
 }
 

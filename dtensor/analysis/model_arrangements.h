@@ -4,19 +4,30 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "dtensor/apply_layouts.h"
 #include "dtensor/layout_settings.h"
+#include "dtensor/pipeline_schedule.h"
 #include "dtensor/search_module_layouts_options.h"
 #include "mesh/device_mesh.h"
 
 namespace dtensor::internal {
 
 struct ModelArrangement {
-  DeviceMesh mesh;  // the data dim and the tensor dim, of an abstract world of its own with the options' cost model
+  // The data dim and the tensor dim, of an abstract world of its own with the options' cost model; of one pipeline
+  // rank.
+  DeviceMesh mesh;
   NamedNumbers settings = {};
   int64_t micro_batches = 1;
+  std::optional<PipelineSchedule> schedule = std::nullopt;  // nullopt: no pipeline
+
+  int64_t stages() const { return schedule ? schedule->num_stages : 1; }
+  int64_t stages_per_rank() const { return schedule ? schedule->num_stages / schedule->num_ranks : 1; }
+  // That the slowest pipeline rank has of `all` repeated layers.
+  int64_t layers_of_rank(int64_t all) const { return (all + stages() - 1) / stages() * stages_per_rank(); }
 };
 
 NamedNumbers mesh_sizes(const DeviceMesh& mesh);
@@ -25,6 +36,8 @@ NamedNumbers mesh_sizes(const DeviceMesh& mesh);
 void check_options(const SearchModuleLayoutsOptions& options, const std::vector<at::Tensor>& inputs);
 // Of an abstract world of data_size * tensor_size ranks with the options' cost model.
 DeviceMesh make_search_mesh(const SearchModuleLayoutsOptions& options, int64_t data_size, int64_t tensor_size);
+// That of the layouts; nullopt: they have no pipeline. REQUIRES: check_options() of options with these alone.
+std::optional<PipelineSchedule> schedule_of(const ModuleLayouts& layouts);
 // All that the options allow. REQUIRES: check_options(). Error (ValueError): none.
 std::vector<ModelArrangement> model_arrangements(const SearchModuleLayoutsOptions& options,
                                                  const std::vector<at::Tensor>& inputs);

@@ -18,7 +18,8 @@ namespace {
 // Seconds by what they are spent on.
 std::map<std::string, double> terms_of(const StepPrediction& step) {
   std::map<std::string, double> terms = {{"matrix products", step.product_seconds},
-                                         {"other operators", step.operator_seconds}};
+                                         {"other operators", step.operator_seconds},
+                                         {"bubble", step.bubble_seconds}};
   for (const PredictedCollectives& c : step.communication) {
     terms[absl::StrCat(c.name(), c.between_nodes ? " between nodes" : "")] += c.seconds;
   }

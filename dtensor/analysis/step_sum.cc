@@ -72,8 +72,9 @@ int64_t peak_of_phase(const std::vector<StepSpan>& two, const std::vector<StepSp
 
 }  // namespace
 
-StepPrediction step_of_layers(const PhasedStep& two, const PhasedStep& three, int64_t layers) {
-  StepPrediction all;
+PhasedStep step_of_layers(const PhasedStep& two, const PhasedStep& three, int64_t layers) {
+  PhasedStep result;
+  StepPrediction& all = result.step;
   add_step(all, three.step, static_cast<double>(layers - 2));
   add_step(all, two.step, static_cast<double>(3 - layers));
   std::erase_if(all.communication, [](const auto& row) { return row.count <= 0; });
@@ -81,7 +82,9 @@ StepPrediction step_of_layers(const PhasedStep& two, const PhasedStep& three, in
   all.peak_bytes = bytes_of_layers(two.step.peak_bytes, three.step.peak_bytes, layers);
   for (size_t p = 0; p < two.phases.size() && p < three.phases.size(); ++p)
     all.peak_bytes = std::max(all.peak_bytes, peak_of_phase(two.phases[p], three.phases[p], layers));
-  return all;
+  result.forward_seconds = seconds_of_layers(two.forward_seconds, three.forward_seconds, layers);
+  result.backward_seconds = seconds_of_layers(two.backward_seconds, three.backward_seconds, layers);
+  return result;
 }
 
 }  // namespace dtensor::internal

@@ -6,7 +6,9 @@
 #include <memory>
 #include <vector>
 
+#include "dtensor/activation_checkpoint.h"
 #include "dtensor/search_module_layouts_options.h"
+#include "examples/models/llama.h"
 #include "tests/dtensor/parallel_models.h"
 #include "tests/dtensor/round_numbers.h"
 
@@ -19,6 +21,29 @@ inline ModelWithLoss make_language_model(const ModelChoice& = {}) {
             return nn::functional::cross_entropy(scores.view({-1, scores.size(-1)}), inputs.at(1).view({-1}));
           }};
 }
+
+constexpr int64_t kLayers = 5;
+
+// A Llama of choice.layers, or kLayers, whose blocks are computed again in backward if the choice says so.
+inline ModelWithLoss make_blocks(const ModelChoice& choice) {
+  examples::LlamaConfig config;
+  config.vocab = 96, config.width = 32, config.heads = config.kv_heads = 4, config.hidden = 64;
+  config.layers = choice.layers == 0 ? kLayers : choice.layers;
+  auto model = std::make_shared<examples::LlamaImpl>(config);
+  const bool again = !choice.settings.empty() && choice.setting("checkpoint") == 1;
+  return {model, [model, again](const std::vector<Tensor>& in) {
+            Tensor x = model->tokens(in.at(0));
+            for (size_t i = 0; i < model->blocks->size(); ++i) {
+              const auto block = [model, i](const Tensor& t) { return model->run_blocks(t, i, i + 1); };
+              x = again ? checkpoint(block, x) : block(x);
+            }
+            const Tensor scores = model->head(model->norm(x));
+            return nn::functional::cross_entropy(scores.view({-1, scores.size(-1)}), in.at(1).view({-1}));
+          }};
+}
+
+// Inputs of make_blocks().
+inline std::vector<Tensor> sequences() { return std::vector<Tensor>(2, torch::zeros({16, 8}, torch::kLong)); }
 
 // 4 ranks with slow arithmetic, so that much is sharded although the model is small.
 inline SearchModuleLayoutsOptions slow_ranks() {

@@ -1,0 +1,33 @@
+// What a step of a pipeline takes besides the work of its slowest rank.
+#pragma once
+
+#include <cstdint>
+
+#include "dtensor/analysis/model_arrangements.h"
+#include "dtensor/analysis/step_sum.h"
+#include "dtensor/apply_layouts.h"
+#include "dtensor/search_module_layouts_options.h"
+
+namespace dtensor::internal {
+
+// The activation of a micro-batch, or its gradient, on the way from one pipeline rank to the next.
+struct StageTransfer {
+  int64_t bytes = 0;  // of a rank's part
+  double seconds = 0;
+  bool between_nodes = false;  // some pipeline ranks that follow one another are on different nodes
+};
+
+// Whole on the tensor dim, or sharded by dim 1 where the output of some style is. REQUIRES: check_options().
+StageTransfer stage_transfer(const SearchModuleLayoutsOptions& options, const ModelArrangement& arrangement,
+                             const ModuleLayouts& layouts);
+
+// Adds to the step of a pipeline rank what it waits for: the bubble, as PipelineSchedule::simulate() says it of ranks
+// that all take as long and transfer at no cost, and what the transfers add to that, as "permute(pp)". The parts of a
+// split backward are half of it each.
+void add_waiting(PhasedStep& step, const PipelineSchedule& schedule, const StageTransfer& transfer);
+
+// No layouts are faster than this: the products of the model, divided evenly among all ranks, and the bubble for them.
+double least_seconds(const SearchModuleLayoutsOptions& options, const ModelArrangement& arrangement,
+                     double product_seconds);
+
+}  // namespace dtensor::internal

@@ -1,0 +1,183 @@
+#include "dtensor/analysis/trial_step.h"
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "absl/algorithm/container.h"
+#include "dtensor/factories.h"
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/predict_step.h"
+#include "dtensor/scopes.h"
+#include "dtensor/tensor/representation.h"
+#include "mesh/memory_meter.h"
+#include "mesh/world.h"
+
+namespace dtensor::internal {
+namespace {
+
+// parameters() lists a module at two paths twice.
+std::vector<at::Tensor> different_parameters(const torch::nn::Module& model) {
+  std::vector<at::Tensor> result;
+  std::set<const c10::TensorImpl*> seen;
+  for (const at::Tensor& p : model.parameters()) {
+    if (seen.insert(p.unsafeGetTensorImpl()).second) result.push_back(p);
+  }
+  return result;
+}
+
+// Of the copies that groups of fully_shard() have.
+int64_t gathered_bytes(const torch::nn::Module& model) {
+  int64_t bytes = 0;
+  for (const at::Tensor& p : different_parameters(model)) {
+    const Spec& spec = *spec_of(p);
+    if (!spec.placements()[0].is_sharded()) continue;
+    Placements to = spec.placements();
+    to[0] = Replicate();
+    if (has_copy(p, to)) bytes += Spec::get(spec.mesh(), to, spec.meta())->max_local_bytes();
+  }
+  return bytes;
+}
+
+// Its forward and its backward; without one, all of it.
+void add_phases(PhasedStep& to, const std::vector<StepSpan>& spans) {
+  const auto backward = absl::c_find_if(spans, [](const StepSpan& s) { return s.backward; });
+  to.phases.emplace_back(spans.begin(), backward);
+  to.phases.emplace_back(backward, spans.end());
+}
+
+// Activations of stages that a rank holds besides those of one micro-batch, which has those of all its stages, while
+// `at_most` micro-batches are left.
+int64_t others_in_flight(const PipelineSchedule& schedule, int64_t at_most) {
+  const int64_t per_rank = schedule.num_stages / schedule.num_ranks;
+  int64_t most = 0;
+  for (int64_t rank = 0; rank < schedule.num_ranks; ++rank) most = std::max(most, schedule.peak_in_flight(rank));
+  return std::max<int64_t>(std::min(most, at_most * per_rank) - per_rank, 0);
+}
+
+}  // namespace
+
+ModelWithLoss make_model(const TriedModel& tried, int64_t layers) {
+  ModelWithLoss made = tried.make({layers, tried.settings});
+  TORCH_CHECK_VALUE(made.model != nullptr, "[search_module_layouts] make() returned no model");
+  TORCH_CHECK_VALUE(made.loss, "[search_module_layouts] make() returned an empty function for the loss");
+  return made;
+}
+
+TrialStep::TrialStep(const TriedModel& tried, const ModelArrangement& arrangement, const ModuleLayouts& layouts,
+                     int64_t layers)
+    : made_(make_model(tried, layers)), arrangement_(arrangement) {
+  const DeviceMesh& mesh = arrangement.mesh;
+  apply_layouts(*made_.model, mesh, layouts);
+  for (const at::Tensor& t : tried.inputs) {
+    std::vector<int64_t> sizes = t.sizes().vec();
+    if (!sizes.empty()) sizes[0] /= arrangement.micro_batches;
+    const Placement rows = sizes.empty() ? Replicate() : Shard(0);
+    inputs_.push_back(zeros(sizes, mesh, {rows, Replicate()}, {.dtype = t.scalar_type()}));
+  }
+  if (tried.options.optimizer) optimizer_ = tried.options.optimizer(made_.model->parameters());
+}
+
+void TrialStep::run_micro_batch() {
+  std::optional<DelayGradientReduction> delay;
+  if (arrangement_.schedule) delay.emplace();
+  made_.loss(inputs_).backward();
+}
+
+void TrialStep::run() {
+  run_micro_batch();
+  if (arrangement_.schedule) reduce_gradients(made_.model->parameters());
+  if (optimizer_) optimizer_->step();
+  made_.model->zero_grad();
+}
+
+int64_t TrialStep::activation_bytes() const {
+  return arrangement_.mesh.world().memory().live_bytes() - gathered_bytes(*made_.model);
+}
+
+StepPrediction TrialStep::predict_micro_batch(PhasedStep& to, int64_t at_most) {
+  std::optional<DelayGradientReduction> delay;
+  if (arrangement_.schedule) delay.emplace();
+  const int64_t before = activation_bytes();
+  int64_t held = 0;
+  const auto run = [&] {
+    const at::Tensor loss = made_.loss(inputs_);
+    if (arrangement_.schedule) held = activation_bytes() - before;
+    loss.backward();
+  };
+  StepTimeline timeline = predict_timeline(run, arrangement_.mesh.world());
+  add_phases(to, timeline.spans);
+  const std::vector<StepSpan>& forward = to.phases[to.phases.size() - 2];
+  to.forward_seconds = forward.empty() ? 0 : forward.back().end;
+  to.backward_seconds = timeline.step.seconds() - to.forward_seconds;
+  if (!arrangement_.schedule) return std::move(timeline.step);
+  const int64_t others = held * others_in_flight(*arrangement_.schedule, at_most) / arrangement_.stages_per_rank();
+  for (size_t p = to.phases.size() - 2; p < to.phases.size(); ++p) {
+    for (StepSpan& span : to.phases[p]) span.peak_bytes += others;
+  }
+  timeline.step.peak_bytes += others;
+  return std::move(timeline.step);
+}
+
+StepPrediction TrialStep::predict_micro_batches(PhasedStep& to) {
+  const int64_t count = arrangement_.micro_batches;
+  const StepPrediction first = predict_micro_batch(to, count);
+  const StepPrediction next = count > 1 ? predict_micro_batch(to, count - 1) : first;
+  StepPrediction step;
+  add_step(step, arrangement_.schedule ? next : first, 1);
+  add_step(step, next, static_cast<double>(count - 1));
+  step.live_bytes = first.live_bytes;
+  step.peak_bytes = std::max(first.peak_bytes, next.peak_bytes);
+  return step;
+}
+
+void TrialStep::add_optimizer(PhasedStep& to) {
+  const World& world = arrangement_.mesh.world();
+  const int64_t before = world.memory().live_bytes();
+  optimizer_->step();
+  const int64_t states = world.memory().live_bytes() - before;
+  for (auto& phase : to.phases) {
+    for (StepSpan& span : phase) span.peak_bytes += states;
+  }
+  const StepTimeline update = predict_timeline([&] { optimizer_->step(); }, world);
+  add_phases(to, update.spans);
+  add_step(to.step, update.step, 1);
+  to.step.live_bytes += states;
+  to.step.peak_bytes = std::max(to.step.peak_bytes + states, update.step.peak_bytes);
+}
+
+PhasedStep TrialStep::predict() {
+  PhasedStep result;
+  result.step = predict_micro_batches(result);
+  if (arrangement_.schedule) {
+    const std::vector<at::Tensor> parameters = made_.model->parameters();
+    const auto reduce = [&] {
+      reduce_gradients(parameters);
+      parameters.front().alias();  // takes no time: predict_timeline() wants an operator
+    };
+    const StepTimeline reduction = predict_timeline(reduce, arrangement_.mesh.world());
+    add_phases(result, reduction.spans);
+    add_step(result.step, reduction.step, 1);
+    result.step.peak_bytes = std::max(result.step.peak_bytes, reduction.step.peak_bytes);
+  }
+  if (optimizer_) add_optimizer(result);
+  return result;
+}
+
+int64_t TrialStep::least_bytes(const std::vector<bool>& has_gradient) const {
+  int64_t bytes = arrangement_.mesh.world().memory().live_bytes();
+  const std::vector<at::Tensor> parameters = made_.model->parameters();
+  std::set<const c10::TensorImpl*> counted;
+  for (size_t i = 0; i < parameters.size() && i < has_gradient.size(); ++i) {
+    if (has_gradient[i] && counted.insert(parameters[i].unsafeGetTensorImpl()).second)
+      bytes += spec_of(parameters[i])->max_local_bytes();
+  }
+  return bytes;
+}
+
+}  // namespace dtensor::internal
