@@ -10,9 +10,16 @@
 #include "dtensor/fully_shard.h"
 #include "dtensor/parallel/module_classes.h"
 #include "dtensor/parallelize_module.h"
+#include "plan/plan_text.h"
 
 namespace dtensor {
 using namespace internal;
+
+std::string LayoutMemory::to_string() const {
+  return absl::StrCat("parameters ", bytes_text(parameters), ", gradients ", bytes_text(gradients),
+                      ", optimizer states ", bytes_text(optimizer_states), ", activations and other ",
+                      bytes_text(activations));
+}
 
 std::string ModuleLayouts::name() const {
   std::string text = numbers_text(mesh);

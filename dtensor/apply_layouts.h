@@ -5,6 +5,7 @@
 //   apply_layouts(*model, mesh, layouts);
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,19 @@ class Module;
 
 namespace dtensor {
 
+// What a rank holds at the peak of a step, in bytes; the sum is StepPrediction::peak_bytes.
+struct LayoutMemory {
+  int64_t parameters = 0;
+  int64_t gradients = 0;  // in a pipeline before they are reduced
+  int64_t optimizer_states = 0;
+  // Beyond these: activations, inputs, what fully_shard() has gathered, results that are under way. Where the peak
+  // comes before all gradients are there, they are not so much more.
+  int64_t activations = 0;
+
+  // "parameters 1.0 GiB, gradients 1.0 GiB, optimizer states 2.0 GiB, activations and other 3.5 GiB"
+  std::string to_string() const;
+};
+
 // Layouts of a model with two mesh dims.
 struct ModuleLayouts {
   NamedNumbers mesh;                // {"dp", 16}, {"tp", 4}: the data dim, the tensor dim
@@ -32,6 +46,7 @@ struct ModuleLayouts {
   // sizes above. `schedule`: the name that make_pipeline_schedule() takes.
   int64_t stages = 1, stages_per_rank = 1;
   std::string schedule = "";
+  LayoutMemory memory = {};  // predicted, as `step`
 
   // "dp=16 tp=4 stages=8 1F1B checkpoint=1 micro_batches=8 fully_shard(layers.*, the model)"
   std::string name() const;

@@ -129,6 +129,7 @@ std::string ModuleLayoutSearch::explain() const {
   std::string text = absl::StrFormat("%s, %s a step, at most %s on a rank; the best of %d%s\n", best.name(),
                                      seconds_text(best.step.seconds()), bytes_text(best.step.peak_bytes), steps,
                                      complete ? "" : ", after which max_steps ended the search");
+  absl::StrAppend(&text, "  at the peak: ", best.memory.to_string(), "\n");
   std::vector<TextRow> rows = {{"modules", "style", "saves", "by"}};
   for (const StyleGain& gain : gains) {
     rows.push_back({patterns_text(gain.patterns), gain.style ? gain.style->to_string() : "replicated",
@@ -248,7 +249,8 @@ ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vecto
     settled = checked && best_of(search.all).trial == best.trial;  // no trial for a gain is better
   }
   result.best = best.trial->layouts;
-  result.best.step = *best.trial->whole;
+  result.best.step = best.trial->whole->step;
+  result.best.memory = best.trial->whole->memory;
   result.alternatives = alternatives_to(*best.trial, search.all);
   return std::move(result);
 }

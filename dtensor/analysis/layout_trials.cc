@@ -139,11 +139,12 @@ const LayoutTrial& LayoutTrials::run(ModuleLayouts layouts, const ClassStyles& s
   it->second.layouts = std::move(layouts);
   LayoutTrial& trial = it->second;
   trial.failure = error_of([&] {
-    const auto step = run_step(trial.layouts, trial.layouts.step.peak_bytes);
-    if (!step) return;
-    trial.layouts.step = *step;
+    const auto predicted = run_step(trial.layouts, trial.layouts.step.peak_bytes);
+    if (!predicted) return;
+    trial.layouts.step = predicted->step;
+    trial.layouts.memory = predicted->memory;
     trial.ran = true;
-    trial.fits = step->peak_bytes <= tried_.options.max_bytes;
+    trial.fits = predicted->step.peak_bytes <= tried_.options.max_bytes;
   });
   return trial;
 }
@@ -158,13 +159,13 @@ void LayoutTrials::run_whole(const LayoutTrial& of) {
     ++steps_;
     step.run();
     trial.whole = finished(step.predict(), trial.layouts);
-    trial.fits = trial.whole->peak_bytes <= tried_.options.max_bytes;
-    if (!trial.fits) trial.layouts.step.peak_bytes = trial.whole->peak_bytes;
+    trial.fits = trial.whole->step.peak_bytes <= tried_.options.max_bytes;
+    if (!trial.fits) trial.layouts.step.peak_bytes = trial.whole->step.peak_bytes;
   });
   trial.ran = trial.failure.empty();
 }
 
-std::optional<StepPrediction> LayoutTrials::run_step(const ModuleLayouts& layouts, int64_t& least_bytes) {
+std::optional<PredictedChoice> LayoutTrials::run_step(const ModuleLayouts& layouts, int64_t& least_bytes) {
   const int64_t all = arrangement_.layers_of_rank(tried_.options.layers);
   const MeshScope on_mesh(arrangement_.mesh);
   std::vector<int64_t> least;
@@ -180,10 +181,12 @@ std::optional<StepPrediction> LayoutTrials::run_step(const ModuleLayouts& layout
   return finished(steps.size() == 2 ? step_of_layers(steps[0], steps[1], all) : std::move(steps[0]), layouts);
 }
 
-StepPrediction LayoutTrials::finished(PhasedStep step, const ModuleLayouts& layouts) const {
+PredictedChoice LayoutTrials::finished(PhasedStep step, const ModuleLayouts& layouts) const {
   if (arrangement_.schedule)
     add_waiting(step, *arrangement_.schedule, stage_transfer(tried_.options, arrangement_, layouts));
-  return std::move(step.step);
+  LayoutMemory& memory = step.memory;
+  memory.activations = step.step.peak_bytes - memory.parameters - memory.gradients - memory.optimizer_states;
+  return {std::move(step.step), memory};
 }
 
 }  // namespace dtensor::internal

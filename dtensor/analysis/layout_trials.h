@@ -40,13 +40,19 @@ using TriedModels = std::map<NamedNumbers, TriedModel>;  // by settings
 // That of model.settings in `models`: `model` after run_on_one_rank(), if there is none yet. Valid as long as `models`.
 const TriedModel& tried_model(TriedModels& models, TriedModel model);
 
+// What is predicted of a choice.
+struct PredictedChoice {
+  StepPrediction step;
+  LayoutMemory memory;
+};
+
 struct LayoutTrial {
   ClassStyles styles;
   ModuleLayouts layouts;
   bool ran = false;  // false: it failed, or was not run, and layouts.step has only a lower bound of its memory
-  std::optional<StepPrediction> whole;  // after run_whole(); layouts.step stays but for a peak beyond max_bytes
-  bool fits = false;                    // ran, within max_bytes
-  std::string failure;                  // the error of its step; "": none
+  std::optional<PredictedChoice> whole;  // after run_whole(); layouts.step stays but for a peak beyond max_bytes
+  bool fits = false;                     // ran, within max_bytes
+  std::string failure;                   // the error of its step; "": none
 
   std::string memory_text() const;  // "3.00 GiB", "at least 3.00 GiB"
 };
@@ -79,9 +85,9 @@ class LayoutTrials {
  private:
   ModuleLayouts layouts_of(const ClassStyles& styles) const;
   // nullopt: not run, as parameters and gradients alone take `least_bytes`, more than max_bytes.
-  std::optional<StepPrediction> run_step(const ModuleLayouts& layouts, int64_t& least_bytes);
+  std::optional<PredictedChoice> run_step(const ModuleLayouts& layouts, int64_t& least_bytes);
   // The step of a rank with what it waits for in a pipeline.
-  StepPrediction finished(PhasedStep step, const ModuleLayouts& layouts) const;
+  PredictedChoice finished(PhasedStep step, const ModuleLayouts& layouts) const;
 
   const TriedModel& tried_;
   const ModelArrangement arrangement_;

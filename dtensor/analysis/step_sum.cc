@@ -84,6 +84,11 @@ PhasedStep step_of_layers(const PhasedStep& two, const PhasedStep& three, int64_
     all.peak_bytes = std::max(all.peak_bytes, peak_of_phase(two.phases[p], three.phases[p], layers));
   result.forward_seconds = seconds_of_layers(two.forward_seconds, three.forward_seconds, layers);
   result.backward_seconds = seconds_of_layers(two.backward_seconds, three.backward_seconds, layers);
+  const auto of_layers = [&](int64_t LayoutMemory::*kind) {
+    return bytes_of_layers(two.memory.*kind, three.memory.*kind, layers);
+  };
+  result.memory = {of_layers(&LayoutMemory::parameters), of_layers(&LayoutMemory::gradients),
+                   of_layers(&LayoutMemory::optimizer_states), 0};
   return result;
 }
 

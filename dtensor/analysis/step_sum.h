@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "dtensor/apply_layouts.h"
 #include "dtensor/step_prediction.h"
 #include "dtensor/step_timeline.h"
 
@@ -28,6 +29,7 @@ struct PhasedStep {
   StepPrediction step;
   std::vector<std::vector<StepSpan>> phases;
   double forward_seconds = 0, backward_seconds = 0;  // of one micro-batch, of several the second
+  LayoutMemory memory = {};                          // without activations
 };
 
 // The step of a model of `layers` repeated layers, of those of 2 and 3 layers: each further layer takes as much time

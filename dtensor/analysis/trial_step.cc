@@ -92,8 +92,16 @@ void TrialStep::run_micro_batch() {
 void TrialStep::run() {
   run_micro_batch();
   if (arrangement_.schedule) reduce_gradients(made_.model->parameters());
-  if (optimizer_) optimizer_->step();
+  if (optimizer_) step_optimizer();
   made_.model->zero_grad();
+}
+
+int64_t TrialStep::step_optimizer() {
+  const MemoryMeter& meter = arrangement_.mesh.world().memory();
+  const int64_t before = meter.live_bytes();
+  optimizer_->step();
+  state_bytes_ += meter.live_bytes() - before;
+  return meter.live_bytes() - before;
 }
 
 int64_t TrialStep::activation_bytes() const {
@@ -138,9 +146,7 @@ StepPrediction TrialStep::predict_micro_batches(PhasedStep& to) {
 
 void TrialStep::add_optimizer(PhasedStep& to) {
   const World& world = arrangement_.mesh.world();
-  const int64_t before = world.memory().live_bytes();
-  optimizer_->step();
-  const int64_t states = world.memory().live_bytes() - before;
+  const int64_t states = step_optimizer();
   for (auto& phase : to.phases) {
     for (StepSpan& span : phase) span.peak_bytes += states;
   }
@@ -154,6 +160,10 @@ void TrialStep::add_optimizer(PhasedStep& to) {
 PhasedStep TrialStep::predict() {
   PhasedStep result;
   result.step = predict_micro_batches(result);
+  for (const at::Tensor& p : different_parameters(*made_.model)) {
+    result.memory.parameters += spec_of(p)->max_local_bytes();
+    if (is_dtensor(p.grad())) result.memory.gradients += spec_of(p.grad())->max_local_bytes();
+  }
   if (arrangement_.schedule) {
     const std::vector<at::Tensor> parameters = made_.model->parameters();
     const auto reduce = [&] {
@@ -166,6 +176,7 @@ PhasedStep TrialStep::predict() {
     result.step.peak_bytes = std::max(result.step.peak_bytes, reduction.step.peak_bytes);
   }
   if (optimizer_) add_optimizer(result);
+  result.memory.optimizer_states = state_bytes_;
   return result;
 }
 

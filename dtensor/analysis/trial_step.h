@@ -58,12 +58,14 @@ class TrialStep {
   StepPrediction predict_micro_batch(PhasedStep& to, int64_t at_most);
   StepPrediction predict_micro_batches(PhasedStep& to);
   void add_optimizer(PhasedStep& to);
+  int64_t step_optimizer();          // the bytes of the states that it makes
   int64_t activation_bytes() const;  // alive, and all else but gathered parameters
 
   ModelWithLoss made_;
   const ModelArrangement& arrangement_;
   std::vector<at::Tensor> inputs_;
   std::shared_ptr<torch::optim::Optimizer> optimizer_;
+  int64_t state_bytes_ = 0;  // of the optimizer
 };
 
 }  // namespace dtensor::internal

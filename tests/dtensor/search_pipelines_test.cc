@@ -18,7 +18,6 @@
 #include "dtensor/scopes.h"
 #include "dtensor/search_module_layouts.h"
 #include "mesh/world.h"
-#include "tests/dtensor/parallel_models.h"
 #include "tests/dtensor/round_numbers.h"
 #include "tests/dtensor/searched_models.h"
 #include "tests/testing/catch_torch.h"
@@ -28,10 +27,10 @@ namespace dtensor {
 namespace {
 
 using testing::make_blocks;
+using testing::make_mlps;
 using testing::round_numbers;
 using testing::sequences;
 using torch::Tensor;
-namespace nn = torch::nn;
 
 // Two nodes of 4 ranks; each pipeline rank has one.
 SearchModuleLayoutsOptions two_nodes() {
@@ -205,16 +204,6 @@ TEST_CASE("search_module_layouts: groups of fully_shard() in a pipeline are gath
 }
 
 // ------------------------------------------------------------ the search
-
-// Layers of two classes, so that all choices can be tried.
-ModelWithLoss make_mlps(const ModelChoice& choice) {
-  nn::Sequential layers;
-  for (int64_t i = 0; i < choice.layers; ++i) layers->push_back(testing::Mlp(6, 12));
-  return {layers.ptr(), [layers](const std::vector<Tensor>& in) {
-            auto forward = layers;
-            return forward->forward(in.at(0)).square().mean();
-          }};
-}
 
 TEST_CASE("search_module_layouts: with pipelines within 1 % of the best of all choices",
           "[dtensor][search_pipelines]") {

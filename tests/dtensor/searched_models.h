@@ -45,6 +45,16 @@ inline ModelWithLoss make_blocks(const ModelChoice& choice) {
 // Inputs of make_blocks().
 inline std::vector<Tensor> sequences() { return std::vector<Tensor>(2, torch::zeros({16, 8}, torch::kLong)); }
 
+// Layers of two classes, so that all choices can be tried.
+inline ModelWithLoss make_mlps(const ModelChoice& choice) {
+  nn::Sequential layers;
+  for (int64_t i = 0; i < choice.layers; ++i) layers->push_back(Mlp(6, 12));
+  return {layers.ptr(), [layers](const std::vector<Tensor>& in) {
+            auto forward = layers;
+            return forward->forward(in.at(0)).square().mean();
+          }};
+}
+
 // 4 ranks with slow arithmetic, so that much is sharded although the model is small.
 inline SearchModuleLayoutsOptions slow_ranks() {
   SearchModuleLayoutsOptions options;
