@@ -3,6 +3,7 @@
 //
 //   ModuleLayouts layouts{{{"dp", 16}, {"tp", 4}}, ParallelPlan::load("plan.json"), {"layers.*", ""}};
 //   apply_layouts(*model, mesh, layouts);
+//   layouts.save("layouts.json");                       // and ModuleLayouts::load("layouts.json")
 #pragma once
 
 #include <cstdint>
@@ -25,8 +26,8 @@ struct LayoutMemory {
   int64_t parameters = 0;
   int64_t gradients = 0;  // in a pipeline before they are reduced
   int64_t optimizer_states = 0;
-  // Beyond these: activations, inputs, what fully_shard() has gathered, results that are under way. Where the peak
-  // comes before all gradients are there, they are not so much more.
+  // What the peak is beyond these: activations, inputs, what fully_shard() has gathered, results that are under way.
+  // Less than that where the peak comes before all gradients are there.
   int64_t activations = 0;
 
   // "parameters 1.0 GiB, gradients 1.0 GiB, optimizer states 2.0 GiB, activations and other 3.5 GiB"
@@ -50,6 +51,13 @@ struct ModuleLayouts {
 
   // "dp=16 tp=4 stages=8 1F1B checkpoint=1 micro_batches=8 fully_shard(layers.*, the model)"
   std::string name() const;
+  // As JSON: an object with a field for each member, and "predicted", which is for people: load() does not read it, and
+  // `step` and `memory` of what it returns are empty. "mesh" must be there; a missing field has the value above.
+  std::string to_json() const;
+  // Errors (c10::Error): the file cannot be written or read, or is no such object; an unknown field, a value of another
+  // type or out of range, stages without such a schedule. The text names file and field.
+  void save(const std::string& path) const;
+  static ModuleLayouts load(const std::string& path);
 };
 
 // parallelize_module() with the styles over the tensor dim, then fully_shard() over the data dim for each module that a

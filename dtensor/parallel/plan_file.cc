@@ -31,11 +31,15 @@ PlanJson parsed_plan(std::istream& file) {
 
 }  // namespace
 
-void save_plan_file(const std::string& path, const char* what, const PlanJson& members, const char* function) {
+std::string plan_file_text(const char* what, const PlanJson& members) {
   PlanJson json{{"format", format_of(what)}, {"version", 1}};
   json.update(members);
+  return json.dump(2) + "\n";
+}
+
+void save_plan_file(const std::string& path, const char* what, const PlanJson& members, const char* function) {
   std::ofstream file(path);
-  file << json.dump(2) << "\n";
+  file << plan_file_text(what, members);
   file.flush();
   TORCH_CHECK(file.good(), "[", function, "] cannot write '", path, "'");
 }

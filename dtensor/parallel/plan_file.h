@@ -7,6 +7,8 @@
 
 namespace dtensor::internal {
 
+// The contents of the file.
+std::string plan_file_text(const char* what, const nlohmann::ordered_json& members);
 // `what` is "layout plan" or the like, and `function` the caller's name, for errors. Error (c10::Error): the file
 // cannot be written.
 void save_plan_file(const std::string& path, const char* what, const nlohmann::ordered_json& members,

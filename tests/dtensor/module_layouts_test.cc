@@ -1,23 +1,123 @@
-// The memory that a search predicts for layouts by kind.
+// ModuleLayouts as a file, and the memory that a search predicts for them by kind.
 #include <torch/nn.h>
 #include <torch/optim.h>
 
+#include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "dtensor/analysis/layout_trials.h"
 #include "dtensor/apply_layouts.h"
+#include "dtensor/dtensor_handle.h"
 #include "dtensor/search_module_layouts.h"
+#include "mesh/world.h"
 #include "tests/dtensor/round_numbers.h"
 #include "tests/dtensor/searched_models.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/error_text.h"
 
 namespace dtensor {
 namespace {
 
+using testing::error_text;
 using testing::make_mlps;
 using torch::Tensor;
+
+// ------------------------------------------------------------ files
+
+std::string layouts_path() {
+  const char* folder = std::getenv("TEST_TMPDIR");
+  return std::string(folder != nullptr ? folder : "/tmp") + "/module_layouts.json";
+}
+
+ModuleLayouts some_layouts() {
+  ModuleLayouts layouts{{{"dp", 2}, {"tp", 2}},
+                        {{"*.up", ColwiseParallel()}, {"*.down", RowwiseParallel({.output = Shard(1)})}},
+                        {"*"},
+                        {}};
+  layouts.settings = {{"checkpoint", 1}, {"offset", -3}};
+  layouts.micro_batches = 8, layouts.stages = 4, layouts.stages_per_rank = 2, layouts.schedule = "interleaved 1F1B";
+  layouts.step.product_seconds = 0.25, layouts.step.peak_bytes = 1 << 20;
+  layouts.memory.gradients = 1234567;
+  return layouts;
+}
+
+std::vector<std::string> placements_in(const ModuleLayouts& layouts) {
+  const ModelWithLoss made = make_mlps({3, {}});
+  const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
+  apply_layouts(*made.model, mesh, layouts);
+  std::vector<std::string> result;
+  for (const auto& p : made.model->named_parameters())
+    result.push_back(p.key() + " " + to_string(DTensor(p.value()).placements()));
+  return result;
+}
+
+TEST_CASE("ModuleLayouts: a file brings the same layouts back", "[dtensor][module_layouts]") {
+  const ModuleLayouts layouts = some_layouts();
+  layouts.save(layouts_path());
+  const ModuleLayouts loaded = ModuleLayouts::load(layouts_path());
+  CHECK(loaded.mesh == layouts.mesh);
+  CHECK((loaded.styles.entries == layouts.styles.entries));
+  CHECK(loaded.groups == layouts.groups);
+  CHECK(loaded.settings == layouts.settings);
+  CHECK(loaded.name() ==
+        "dp=2 tp=2 stages=4 stages_per_rank=2 interleaved 1F1B checkpoint=1 offset=-3 micro_batches=8 "
+        "fully_shard(*)");
+  CHECK(loaded.name() == layouts.name());
+  CHECK(loaded.step.seconds() == 0);  // what was predicted is for people
+  CHECK(loaded.memory.gradients == 0);
+  std::ifstream file(layouts_path());
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  CHECK(text == layouts.to_json());
+  CHECK(text.find("\"seconds\": 0.25") != std::string::npos);
+  CHECK(text.find("\"gradients\": 1234567") != std::string::npos);
+
+  const std::vector<std::string> placements = placements_in(loaded);
+  CHECK(placements == placements_in(layouts));
+  CHECK(placements.front() == "0.up.weight _S(0, 2)S(0)");
+}
+
+TEST_CASE("ModuleLayouts: missing fields have their defaults", "[dtensor][module_layouts]") {
+  std::ofstream(layouts_path()) << R"({"format": "dtensor module layouts", "version": 1, "mesh": {"dp": 4, "tp": 1}})";
+  const ModuleLayouts loaded = ModuleLayouts::load(layouts_path());
+  CHECK(loaded.name() == "dp=4 tp=1");
+  CHECK(loaded.styles.entries.empty());
+}
+
+TEST_CASE("ModuleLayouts: errors of files name the file and the field", "[dtensor][module_layouts]") {
+  const std::string whole = some_layouts().to_json();
+  const auto has = [&](const std::string& from, const std::string& to, const std::string& part) {
+    std::string text = whole;
+    const size_t at = text.find(from);
+    REQUIRE(at != std::string::npos);
+    text.replace(at, from.size(), to);
+    std::ofstream(layouts_path()) << text;
+    CHECK_THAT(error_text([] { ModuleLayouts::load(layouts_path()); }),
+               Catch::Contains("'" + layouts_path() + "' is no module layouts: ") && Catch::Contains(part));
+  };
+  has("\"groups\"", "\"group\"", "unknown field 'group'");
+  has("\"micro_batches\": 8", "\"micro_batches\": \"8\"", "'micro_batches' is \"8\"; expected a whole number");
+  has("\"micro_batches\": 8", "\"micro_batches\": 0", "'micro_batches' is 0; it must be at least 1");
+  has("\"stages\": 4", "\"stages\": 4.5", "'stages' is 4.5; expected a whole number");
+  has("\"stages\": 4", "\"stages\": 5", "'stages_per_rank', 2, does not divide 'stages', 5");
+  has("\"dp\": 2", "\"dp\": null", "'mesh.dp' is null; expected a whole number");
+  has("\"dp\": 2,", "", "'mesh' has 1 dims; expected two");
+  has("\"checkpoint\": 1", "\"checkpoint\": true", "'settings.checkpoint' is true");
+  has("\"*\"\n", "7\n", "'groups' is 7; expected a text");
+  has("\"pattern\": \"*.up\"", "\"pattern\": 1", "'pattern' is 1; expected a text");
+  has("\"output\": \"S(1)\"", "\"output\": 1", "'output' is 1; expected a text");
+  has("ColwiseParallel", "Colwise", "the entry of '*.up': no style is called 'Colwise'");
+  has("\"interleaved 1F1B\"", "\"2F2B\"", "no schedule is called '2F2B'");
+  has("module layouts", "parallel plan", "made by another version, or no module layouts");
+  CHECK_THAT(error_text([] { ModuleLayouts::load("/nowhere/layouts.json"); }),
+             Catch::Contains("[ModuleLayouts::load] cannot read '/nowhere/layouts.json'"));
+  CHECK_THAT(error_text([] { some_layouts().save("/nowhere/layouts.json"); }),
+             Catch::Contains("[ModuleLayouts::save] cannot write '/nowhere/layouts.json'"));
+}
+
+// ------------------------------------------------------------ memory by kind
 
 // Bytes of one layer on a rank: up is 12 x 6 and 12, down 6 x 12 and 6, all floats. Over tp up has half of its rows,
 // down half of its columns; over dp groups halve the first dim of each.
