@@ -5,6 +5,9 @@
 //
 // The models have the sizes and about the batches that their authors published, in bfloat16 with AdamW, on imaginary
 // H100s, with tensor parallelism within a node. Each layer computes its activations again in backward, or does not.
+// Llama 3 405B is searched with pipelines, too, and compared with the layouts that were published (arXiv 2407.21783,
+// table 4), under the same model: with and without fully_shard(), as theirs gathers parameters once a step, and with
+// and without activations that are computed again, as theirs keeps less of them.
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -12,6 +15,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,8 +23,10 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "benchmarks/gates.h"
 #include "dtensor/activation_checkpoint.h"
+#include "dtensor/advise_module_layouts.h"
 #include "dtensor/search_module_layouts.h"
 #include "examples/models/llama.h"
 #include "examples/models/vision.h"
@@ -47,6 +53,9 @@ struct SearchedModel {
   std::vector<int64_t> micro_batches;
   std::vector<Tensor> inputs;
   double gate_seconds;
+  std::vector<int64_t> stages = {1};
+  Tensor between_layers = {};
+  std::vector<ModuleLayouts> published = {};
 };
 
 Tensor token_loss(const Tensor& scores, const Tensor& targets) {
@@ -78,6 +87,26 @@ SearchedModel llama(const std::string& name, const examples::LlamaConfig& config
   };
   const Tensor ids = torch::empty({batch, length}, torch::device(at::kMeta).dtype(torch::kLong));
   return {name, ranks, make, config.layers, std::move(micro_batches), {ids, ids}, 60};
+}
+
+// With pipelines, and the published layouts of `data` x 8 ranks in 16 stages, of one sequence a micro-batch.
+SearchedModel llama_in_pipelines(const std::string& name, const examples::LlamaConfig& config, int64_t ranks,
+                                 int64_t data) {
+  constexpr int64_t kBatch = 2048, kLength = 8192, kStages = 16;
+  SearchedModel model = llama(name, config, ranks, kBatch, kLength, {1, 8, kBatch / data});
+  model.stages = {1, 8, kStages, 4 * kStages};  // interleaved 4 on each pipeline rank
+  model.between_layers =
+      torch::empty({kBatch, kLength, config.width}, torch::device(at::kMeta).dtype(torch::kBFloat16));
+  for (const int64_t again : {0, 1}) {
+    for (const auto& groups : {std::vector<std::string>(), std::vector<std::string>{"blocks.*", ""}}) {
+      ModuleLayouts layouts{{{"dp", data}, {"tp", 8}}, examples::llama_styles(/*sequence=*/true), groups, {}};
+      layouts.settings = {{"checkpoint", again}};
+      layouts.micro_batches = kBatch / data;
+      layouts.stages = kStages, layouts.schedule = "1F1B";
+      model.published.push_back(std::move(layouts));
+    }
+  }
+  return model;
 }
 
 SearchedModel vit(const std::string& name, const examples::ViTConfig& config, int64_t ranks, int64_t batch,
@@ -115,7 +144,36 @@ std::vector<SearchedModel> models() {
   vit22.image = 224, vit22.patch = 14, vit22.width = 6144, vit22.heads = 48, vit22.layers = 48, vit22.classes = 1000;
   return {llama("Llama 3 8B on 64 ranks", small, 64, 512, 8192, {8, 16}),
           llama("Llama 3 405B on 16,384 ranks", large, 16384, 2048, 8192, {1}),
+          llama_in_pipelines("Llama 3 405B with pipelines on 8,192 ranks", large, 8192, 64),
+          llama_in_pipelines("Llama 3 405B with pipelines on 16,384 ranks", large, 16384, 128),
           vit("ViT-22B on 1,024 ranks", vit22, 1024, 65536, {1, 4})};
+}
+
+std::string text_of(const ModuleLayouts& layouts) {
+  return absl::StrFormat("%s: %.3g s a step, of which bubble %.3g s, %.3g GB", layouts.name(), layouts.step.seconds(),
+                         layouts.step.bubble_seconds, static_cast<double>(layouts.step.peak_bytes) / 1e9);
+}
+
+// The search is not worse than each of the published layouts that fit.
+void compare_published(const SearchedModel& m, SearchModuleLayoutsOptions options, const ModuleLayouts& best,
+                       Gates& gates) {
+  const int64_t max_bytes = std::exchange(options.max_bytes, std::numeric_limits<int64_t>::max());
+  for (const ModuleLayouts& layouts : m.published) {
+    options.allows = [&](const DeviceMesh& mesh) { return mesh.size("tp") == layouts.mesh[1].second; };
+    options.settings = {{"checkpoint", {layouts.settings[0].second}}};
+    options.micro_batches = {layouts.micro_batches}, options.stages = {layouts.stages};
+    options.schedules = {layouts.schedule};
+    options.max_steps = 1, options.progress = nullptr;
+    const ModuleLayouts published = advise_module_layouts(m.make, m.inputs, layouts, options).now;
+    std::printf("published %s\n    found %s\n", text_of(published).c_str(), text_of(best).c_str());
+    const std::string what = absl::StrCat("seconds a step, published by found: ", published.name());
+    const double ratio = published.step.seconds() / best.step.seconds();
+    if (published.step.peak_bytes > max_bytes) {
+      gates.note({what + ", which does not fit"}, ratio);
+    } else {
+      gates.at_least(what, ratio, 1);
+    }
+  }
 }
 
 int run() {
@@ -132,6 +190,8 @@ int run() {
     options.settings = {{"checkpoint", {0, 1}}};
     options.micro_batches = m.micro_batches;
     options.layers = m.layers;
+    options.stages = m.stages, options.between_layers = m.between_layers;
+    options.schedules = {"1F1B", "interleaved 1F1B"}, options.stages_per_rank = 4;
     options.max_bytes = h100.memory_bytes;
     options.cost_model = h100.cost_model();
     options.max_steps = absl::GetFlag(FLAGS_max_steps);
@@ -145,6 +205,7 @@ int run() {
     std::fputc('\n', stderr);
     gates.at_most(absl::StrCat("seconds to search: ", m.name, ", ", found.steps, " steps"), since(), m.gate_seconds);
     if (absl::GetFlag(FLAGS_explain)) std::printf("%s\n", found.explain().c_str());
+    compare_published(m, options, found.best, gates);
   }
   return gates.close();
 }

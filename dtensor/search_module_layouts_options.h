@@ -49,7 +49,8 @@ struct SearchModuleLayoutsOptions {
   int64_t ranks = 0;
   std::string data_dim = "dp";    // inputs are sharded over it by dim 0, and groups of fully_shard()
   std::string tensor_dim = "tp";  // that the styles are about
-  // False: the mesh is not tried, as tensor parallelism beyond a node. Unset: all are.
+  // False: the mesh, in a pipeline that of a pipeline rank, is not tried, as tensor parallelism beyond a node. Unset:
+  // all are.
   std::function<bool(const DeviceMesh& mesh)> allows = nullptr;
   LayoutSettings settings = {};  // numbers of the program, as whether it computes activations again
   // Numbers of micro-batches to try. A step computes the gradients of one after the other and adds them up. Each number
