@@ -28,6 +28,7 @@
 #include "dtensor/activation_checkpoint.h"
 #include "dtensor/advise_module_layouts.h"
 #include "dtensor/search_module_layouts.h"
+#include "examples/models/dlrm.h"
 #include "examples/models/llama.h"
 #include "examples/models/vision.h"
 #include "mesh/device_mesh.h"
@@ -56,6 +57,7 @@ struct SearchedModel {
   std::vector<int64_t> stages = {1};
   Tensor between_layers = {};
   std::vector<ModuleLayouts> published = {};
+  bool within_nodes = true;  // tensor parallelism is, and layers may compute their activations again
 };
 
 Tensor token_loss(const Tensor& scores, const Tensor& targets) {
@@ -135,6 +137,32 @@ SearchedModel vit(const std::string& name, const examples::ViTConfig& config, in
           60};
 }
 
+// Tables of 10^9 rows together, which only all ranks can hold: 512 GB, as much for their gradients, and twice that for
+// the optimizer.
+SearchedModel dlrm() {
+  examples::DLRMConfig config;
+  config.tables = 25, config.rows = 40000000, config.width = 128, config.hidden = 512;
+  constexpr int64_t kBatch = 65536, kIdsOfSample = 10;
+  const auto make = [config](const ModelChoice&) -> ModelWithLoss {
+    const auto model = std::make_shared<examples::DLRMImpl>(config);
+    return {model, [model](const std::vector<Tensor>& in) {
+              return F::binary_cross_entropy_with_logits(model->forward(in[0], in[1]), in[2]);
+            }};
+  };
+  const auto meta = torch::device(at::kMeta);
+  SearchedModel searched{
+      "DLRM of 10^9 rows on 64 ranks",
+      64,
+      make,
+      0,
+      {1},
+      {torch::empty({kBatch, config.dense}, meta),
+       torch::empty({kBatch, config.tables, kIdsOfSample}, meta.dtype(torch::kLong)), torch::empty({kBatch}, meta)},
+      60};
+  searched.within_nodes = false;
+  return searched;
+}
+
 std::vector<SearchedModel> models() {
   examples::LlamaConfig small, large;
   small.vocab = large.vocab = 128256;
@@ -146,7 +174,8 @@ std::vector<SearchedModel> models() {
           llama("Llama 3 405B on 16,384 ranks", large, 16384, 2048, 8192, {1}),
           llama_in_pipelines("Llama 3 405B with pipelines on 8,192 ranks", large, 8192, 64),
           llama_in_pipelines("Llama 3 405B with pipelines on 16,384 ranks", large, 16384, 128),
-          vit("ViT-22B on 1,024 ranks", vit22, 1024, 65536, {1, 4})};
+          vit("ViT-22B on 1,024 ranks", vit22, 1024, 65536, {1, 4}),
+          dlrm()};
 }
 
 std::string text_of(const ModuleLayouts& layouts) {
@@ -183,11 +212,13 @@ int run() {
     const Cluster h100 = cluster("h100x8");
     SearchModuleLayoutsOptions options;
     options.ranks = m.ranks;
-    options.allows = [&](const DeviceMesh& mesh) { return mesh.size("tp") <= h100.ranks_per_node; };
+    if (m.within_nodes) {
+      options.allows = [&](const DeviceMesh& mesh) { return mesh.size("tp") <= h100.ranks_per_node; };
+      options.settings = {{"checkpoint", {0, 1}}};
+    }
     options.optimizer = [](std::vector<Tensor> parameters) {
       return std::make_shared<torch::optim::AdamW>(std::move(parameters), 1e-3);
     };
-    options.settings = {{"checkpoint", {0, 1}}};
     options.micro_batches = m.micro_batches;
     options.layers = m.layers;
     options.stages = m.stages, options.between_layers = m.between_layers;

@@ -100,28 +100,47 @@ class Stopwatch final : public CommListener {
   size_t first_of_call_ = 0;                      // likewise
 };
 
-// Other programs disturb it less than the median.
-double lower_quartile(std::vector<double> values) {
-  const auto quartile = values.begin() + static_cast<int64_t>(values.size() / 4);
-  std::nth_element(values.begin(), quartile, values.end());
-  return *quartile;
+// One time for amounts that differ by less than a fifth: the means of both.
+std::vector<OperatorTime> merged(const std::vector<Sample>& samples) {
+  struct Sum {
+    double amounts = 0, seconds = 0, count = 0;
+  };
+  std::map<int64_t, Sum> by_size;
+  for (const Sample& s : samples) {
+    Sum& sum = by_size[s.amount > 0 ? std::llround(4 * std::log2(s.amount)) : -1];
+    sum.amounts += s.amount, sum.seconds += s.seconds, ++sum.count;
+  }
+  std::vector<OperatorTime> times;
+  for (const auto& [size, sum] : by_size) times.push_back({sum.amounts / sum.count, sum.seconds / sum.count});
+  return times;
 }
 
-// One time for amounts that differ by less than a fifth: the mean of the amounts, and the lower quartile of the times.
-std::vector<OperatorTime> merged(const std::vector<Sample>& samples) {
-  std::map<int64_t, std::vector<const Sample*>> by_size;
-  for (const Sample& s : samples) by_size[s.amount > 0 ? std::llround(4 * std::log2(s.amount)) : -1].push_back(&s);
-  std::vector<OperatorTime> times;
-  for (const auto& [size, like] : by_size) {
-    double amounts = 0;
-    std::vector<double> seconds;
-    for (const Sample* s : like) {
-      amounts += s->amount;
-      seconds.push_back(s->seconds);
+// Of views, whose time has no size. The mean would have the time in which memory of large tensors is freed before them.
+std::vector<OperatorTime> median_of(std::vector<Sample> samples) {
+  const auto middle = samples.begin() + static_cast<int64_t>(samples.size() / 2);
+  std::nth_element(samples.begin(), middle, samples.end(),
+                   [](const Sample& a, const Sample& b) { return a.seconds < b.seconds; });
+  return {{0, middle->seconds}};
+}
+
+// The samples of the faster half of several runs, which other programs have disturbed less.
+std::vector<Sample> samples_of(const std::function<void()>& step, const World& world, int64_t repetitions) {
+  std::vector<std::pair<double, std::vector<Sample>>> runs;
+  for (int64_t i = 0; i < repetitions; ++i) {
+    Stopwatch stopwatch(world);
+    const auto begin = Clock::now();
+    {
+      const ScopeGuard listening([&](Scope& s) { s.listeners.push_back(&stopwatch); });
+      step();
     }
-    times.push_back({amounts / static_cast<double>(like.size()), lower_quartile(std::move(seconds))});
+    const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    runs.emplace_back(seconds, stopwatch.take());
   }
-  return times;
+  std::stable_sort(runs.begin(), runs.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<Sample> samples;
+  for (size_t i = 0; 2 * i < runs.size(); ++i)
+    samples.insert(samples.end(), runs[i].second.begin(), runs[i].second.end());
+  return samples;
 }
 
 }  // namespace
@@ -138,20 +157,13 @@ OperatorTimes measure_operators(const std::vector<std::function<void()>>& steps,
   std::map<std::string, std::vector<Sample>> rows;
   for (const auto& step : steps) {
     step();
-    for (int64_t i = 0; i < repetitions; ++i) {
-      Stopwatch stopwatch(world);
-      {
-        const ScopeGuard listening([&](Scope& s) { s.listeners.push_back(&stopwatch); });
-        step();
-      }
-      for (const Sample& sample : stopwatch.take()) {
-        rows[sample.row].push_back(sample);
-        if (sample.row == sample.op) rows["other"].push_back(sample);
-      }
+    for (const Sample& sample : samples_of(step, world, repetitions)) {
+      rows[sample.row].push_back(sample);
+      if (sample.row == sample.op) rows["other"].push_back(sample);
     }
   }
   OperatorTimes times;
-  for (const auto& [name, samples] : rows) times[name] = merged(samples);
+  for (const auto& [name, samples] : rows) times[name] = name == "view" ? median_of(samples) : merged(samples);
   return times;
 }
 

@@ -18,10 +18,10 @@
 
 namespace dtensor {
 
-// Runs each step once, and then `repetitions` times with a clock. Calls of an operator with amounts that differ by
-// less than a fifth have one time, their lower quartile; the elements of a call with lists of tensors share its time.
-// Errors (ValueError): no steps, or an empty function; repetitions < 1; a world without ranks in this process, in which
-// nothing is computed. What a step throws.
+// Runs each step once, and then `repetitions` times with a clock, of which the faster half counts. Calls of an operator
+// with amounts that differ by less than a fifth have one time, their mean, and views their median; the elements of a
+// call with lists of tensors share its time. Errors (ValueError): no steps, or an empty function; repetitions < 1; a
+// world without ranks in this process, in which nothing is computed. What a step throws.
 OperatorTimes measure_operators(const std::vector<std::function<void()>>& steps, const World& world,
                                 int64_t repetitions = 5);
 

@@ -19,7 +19,8 @@ using namespace internal;
 
 namespace {
 
-constexpr size_t kMostWays = 6;      // ways to compute a call that are tried
+constexpr size_t kMostWays = 6;  // ways to compute a call that are tried
+constexpr int64_t kMostAdviceTrials = 200;
 constexpr double kLeastGain = 1e-4;  // fraction of the step's time that a pin must save
 
 Overrides overrides_of(const std::vector<LayoutPin>& pins) {
@@ -50,21 +51,63 @@ class Optimizer {
   Optimizer(const std::function<void()>& step, const OptimizeLayoutsOptions& options)
       : step_(step), options_(options) {}
 
-  // First calls that repeat, since a model's layers gain or lose alike; then single calls; if none improves the step,
-  // one call together with another that gets more expensive by it, or whose result it moves. An improvement may enable
-  // earlier changes, so the search restarts.
+  // The change that gains most first. Then calls that repeat, since a model's layers gain or lose alike; then single
+  // calls; if none improves the step, one call together with another that gets more expensive by it, or whose result it
+  // moves. An improvement may enable earlier changes, so the search restarts.
   LayoutPlan run() {
-    present_ = first_run(step_, "optimize_layouts");
-    plan_.trials = 1;
-    plan_.before = plan_.after = present_.cost;
+    start("optimize_layouts");
+    keep_best_change();
     while (!is_exhausted() && (improve(Change::kAllAlike) || improve(Change::kOne) || improve(Change::kTwo))) {
     }
+    return std::move(plan_);
+  }
+
+  // The change of one call, and of those that are alike, with which the step is fastest. Without pins: none makes it
+  // faster.
+  LayoutPlan best_change() {
+    start("advise");
+    keep_best_change();
     return std::move(plan_);
   }
 
  private:
   enum class Change { kAllAlike, kOne, kTwo };
   static constexpr size_t kMostFollowers = 2;
+
+  // The first run, as the engine decides it. `function`: for errors.
+  void start(const char* function) {
+    present_ = first_run(step_, function);
+    plan_.trials = 1;
+    plan_.before = plan_.after = present_.cost;
+  }
+
+  void keep_best_change() {
+    std::vector<LayoutPin> best;
+    std::optional<RecordedStep> best_step;
+    absl::flat_hash_set<std::string> seen;  // kinds of calls
+    for (const size_t i : order()) {
+      if (!seen.insert(present_.calls[i].call.to_string()).second) continue;
+      for (const LayoutPin& way : other_ways(present_.calls[i])) {
+        std::vector<LayoutPin> pins = of_all_alike(i, way);
+        std::optional<RecordedStep> step = trial(pins);
+        if (!step || (best_step && step->cost.seconds >= best_step->cost.seconds)) continue;
+        best = std::move(pins);
+        best_step = std::move(step);
+      }
+    }
+    if (best_step) keep_if_better(std::move(best), std::move(*best_step));
+  }
+
+  // `way` for call `i` and those that are alike.
+  std::vector<LayoutPin> of_all_alike(size_t i, const LayoutPin& way) const {
+    std::vector<LayoutPin> pins;
+    for (const RecordedCall& other : present_.calls) {
+      if (!is_same_call(other, present_.calls[i])) continue;
+      pins.push_back(way);
+      pins.back().call = other.index;
+    }
+    return pins;
+  }
 
   bool is_exhausted() const { return plan_.trials >= options_.max_trials; }
 
@@ -101,18 +144,11 @@ class Optimizer {
   }
 
   bool try_call(size_t i, Change change) {
-    std::vector<int64_t> alike;
-    for (const RecordedCall& other : present_.calls) {
-      if (is_same_call(other, present_.calls[i])) alike.push_back(other.index);
-    }
-    if (change == Change::kAllAlike && alike.size() < 2) return false;
     bool improved = false;
     for (const LayoutPin& way : other_ways(present_.calls[i])) {
       std::vector<LayoutPin> pins = {way};
-      if (change == Change::kAllAlike) {
-        pins.assign(alike.size(), way);
-        for (size_t k = 0; k < alike.size(); ++k) pins[k].call = alike[k];
-      }
+      if (change == Change::kAllAlike) pins = of_all_alike(i, way);
+      if (change == Change::kAllAlike && pins.size() < 2) return false;
       std::optional<RecordedStep> step = trial(pins);
       if (!step) continue;
       const bool follow = change == Change::kTwo && !is_better(*step);
@@ -244,6 +280,14 @@ std::string advise(const std::function<void()>& step, int64_t most) {
       absl::StrAppendFormat(&text, "  next best, %.1f us: %s\n", way.seconds * 1e6, way.decision->explain(call.call));
       break;
     }
+  }
+  OptimizeLayoutsOptions options;
+  options.max_trials = kMostAdviceTrials;
+  const LayoutPlan change = Optimizer(step, options).best_change();
+  if (change.pins.empty()) {
+    absl::StrAppend(&text, "no change of one decision, and of those alike, makes the step faster\n");
+  } else {
+    absl::StrAppend(&text, "the change that gains most: ", change.explain());
   }
   return text;
 }

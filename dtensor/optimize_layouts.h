@@ -40,7 +40,9 @@ struct OptimizeLayoutsOptions {
 LayoutPlan optimize_layouts(const std::function<void()>& step, const OptimizeLayoutsOptions& options = {});
 
 // The `most` costliest decisions of a step, each with its communication and the reason, the cost of the next best
-// choice, and the step's total: text for people. Runs `step` once. Errors: as above.
+// choice, and the step's total; then the change of one decision, and of those that are alike, with which the whole step
+// is fastest: text for people. Runs `step` once, and once for each change that is tried, of which there are at most
+// 200. Errors: as above.
 std::string advise(const std::function<void()>& step, int64_t most = 3);
 
 // A scope in which the next run of the step that `plan` was made for follows the plan. Make one per run. Must be the

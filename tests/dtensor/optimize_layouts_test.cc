@@ -180,6 +180,17 @@ TEST_CASE("advise: names the costliest decisions, the reason and alternatives", 
   CHECK_THAT(advise([&] { s(); }, 1), !Catch::Contains("aten::exp"));
 }
 
+TEST_CASE("advise: the change of one decision that gains most for the whole step", "[dtensor][optimize_layouts]") {
+  Step s(World::abstract(4));
+  const std::string text = advise([&] { s(); }, 1);
+  CAPTURE(text);
+  const LayoutPlan best = optimize_layouts([&] { s(); });
+  CHECK_THAT(text, Catch::Contains("the change that gains most: ") && Catch::Contains("before: 3 collectives") &&
+                       Catch::Contains("after:  " + best.after.to_string()) && Catch::Contains("spares"));
+  const Tensor x = zeros({8, 4}, s.mesh, {Shard(0)});
+  CHECK_THAT(advise([&] { x.exp(); }, 1), Catch::Contains("no change of one decision, and of those alike, makes"));
+}
+
 TEST_CASE("advise: deferred calls are charged to the calls that made them", "[dtensor][optimize_layouts]") {
   const DeviceMesh mesh(World::abstract(4), {4}, {"all"});
   const Tensor ids = zeros({64, 2}, mesh, {Shard(0)}, {.dtype = torch::kLong});

@@ -323,7 +323,7 @@ void Calibration::measure_steps(CostModel& model) {
     if (size.bytes <= max_bytes_) steps.push_back(make_operator_step(world_, size.bytes, size.width));
   }
   say("calibrate: operators ...");
-  model.operators = measure_operators(steps, world_, quick_ ? 2 : 9);
+  model.operators = measure_operators(steps, world_, quick_ ? 2 : 5);
   // All ranks run the same operators, with the same amounts.
   std::vector<double> seconds;
   for (const auto& [name, row] : model.operators) {
