@@ -28,7 +28,7 @@ std::optional<Extent> extent_if(bool moves, int64_t offset, int64_t length) {
 
 void check_op(const PlainCall& call, const RankTensors& tensors, ReduceOp op) {
   TORCH_CHECK_VALUE(op != ReduceOp::kNorm2, "[", call.function(), "] no backend knows norm2: sum the squares");
-  const bool records = at::GradMode::is_enabled() && op != ReduceOp::kSum && op != ReduceOp::kAvg &&
+  const bool records = at::GradMode::is_enabled() && !is_linear(op) &&
                        std::any_of(tensors.begin(), tensors.end(), [](const auto& t) { return t.requires_grad(); });
   TORCH_CHECK_VALUE(!records, "[", call.function(), "] ", to_string(op),
                     " has no gradient here: detach() the tensors, or use sum or avg");

@@ -176,7 +176,7 @@ void check_weight(const at::Tensor& weight, const Spec& tokens, int64_t num_expe
 // The parts of an expert weight, of each rank of this process. Their gradients are added up over ranks with other
 // tokens.
 std::vector<at::Tensor> local_experts(const at::Tensor& weight, const Spec& tokens, int64_t dim) {
-  if (is_leaf_parameter(weight)) keep_gradient_layout(weight);
+  keep_gradient_layout(weight);
   Placements whole, gradient;
   for (int64_t m = 0; m < tokens.mesh().ndim(); ++m) {
     whole.push_back(m == dim ? Shard(0) : Replicate());

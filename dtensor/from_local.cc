@@ -247,7 +247,7 @@ at::Tensor from_parts(const std::vector<at::Tensor>& locals, const DeviceMesh& m
                       " on rank ", ranks[i], " by the chunk rule, but its local tensor has shape ", locals[i].sizes());
   }
   for (const Placement& p : normal) {
-    const bool sum_like = !p.is_partial() || p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kAvg;
+    const bool sum_like = !p.is_partial() || is_linear(p.reduce_op());
     for (const auto& t : locals) {
       TORCH_CHECK_NOT_IMPLEMENTED(
           sum_like || !t.requires_grad() || !at::GradMode::is_enabled(), "[from_local] ", to_string(p),

@@ -141,10 +141,7 @@ std::string no_such_dim(absl::string_view what, int64_t dim, int64_t ndim) {
   return absl::StrCat("a ", what, " of ", ndim, " dims has no dim ", dim, "; expected ", -ndim, " to ", ndim - 1);
 }
 
-bool commute(ReduceOp a, ReduceOp b) {
-  const auto linear = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
-  return a == b || (linear(a) && linear(b));
-}
+bool commute(ReduceOp a, ReduceOp b) { return a == b || (is_linear(a) && is_linear(b)); }
 
 absl::Status normalize_error(const Placements& placements, size_t mesh_dim, absl::string_view reason) {
   return absl::InvalidArgumentError(

@@ -94,9 +94,8 @@ Placements as_addends(Placements placements) {
 }
 
 bool has_nonlinear_partial(const Placements& placements) {
-  return std::any_of(placements.begin(), placements.end(), [](const Placement& p) {
-    return p.is_partial() && p.reduce_op() != ReduceOp::kSum && p.reduce_op() != ReduceOp::kAvg;
-  });
+  return std::any_of(placements.begin(), placements.end(),
+                     [](const Placement& p) { return p.is_partial() && !is_linear(p.reduce_op()); });
 }
 
 }  // namespace internal

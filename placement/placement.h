@@ -29,6 +29,13 @@ enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax, kNorm2 };
 
 std::string_view to_string(ReduceOp op);  // "sum", "avg", "product", "min", "max", "norm2"
 
+namespace internal {
+
+// Whether the reduction of a sum is the sum of the reductions.
+inline bool is_linear(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; }
+
+}  // namespace internal
+
 using Shape = c10::SmallVector<int64_t, 4>;
 
 class Placement {

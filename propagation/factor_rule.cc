@@ -194,7 +194,7 @@ class Deriver {
     for (const auto& term : terms_) {
       bool has = std::any_of(term.begin(), term.end(), [&](int i) { return dim_of(rule_.inputs[i], factor) >= 0; });
       if (has) continue;
-      if (in_output || (*op != ReduceOp::kSum && *op != ReduceOp::kAvg)) return std::nullopt;
+      if (in_output || !is_linear(*op)) return std::nullopt;
       Placement& first = s.inputs[term.front()];
       if (first.is_sharded()) return std::nullopt;
       first = Partial(*op);
@@ -302,7 +302,7 @@ FactorRule reduction(const OpCall& call, int input, const std::vector<int64_t>& 
     }
   }
   rule.outputs.assign(num_outputs, output);
-  if (op == ReduceOp::kSum || op == ReduceOp::kAvg) {
+  if (op && is_linear(*op)) {
     rule.terms = {{input}};
   } else if (op) {
     rule.passthroughs.push_back({{input}, *op, *op, PartialSemantics::kCopy});

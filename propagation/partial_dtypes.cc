@@ -34,7 +34,6 @@ bool cast_keeps_order(c10::ScalarType from, c10::ScalarType to) {
 }
 
 bool is_order(ReduceOp op) { return op == ReduceOp::kMax || op == ReduceOp::kMin; }
-bool is_linear(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; }
 
 bool copies(ReduceOp op, c10::ScalarType from, c10::ScalarType to) {
   if (from == to) return !(is_order(op) && c10::isComplexType(to));

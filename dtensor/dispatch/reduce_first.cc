@@ -33,9 +33,7 @@ struct Element {
 };
 
 bool is_sum(const at::Tensor& t) {
-  const auto adds = [](const Placement& p) {
-    return p.is_partial() && (p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kAvg);
-  };
+  const auto adds = [](const Placement& p) { return p.is_partial() && is_linear(p.reduce_op()); };
   const Placements& placements = spec_of(t)->placements();
   return std::any_of(placements.begin(), placements.end(), adds);
 }

@@ -133,6 +133,7 @@ bool is_leaf_parameter(const at::Tensor& t) {
 }
 
 void keep_gradient_layout(const at::Tensor& leaf) {
+  if (!is_leaf_parameter(leaf)) return;
   static std::mutex mutex;  // several threads may use a parameter for the first time at once
   std::lock_guard lock(mutex);
   using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;

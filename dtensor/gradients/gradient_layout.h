@@ -12,11 +12,11 @@
 
 namespace dtensor::internal {
 
-// Makes sure that gradients of `leaf` (distributed, requires grad, no history) are redistributed to its layout. Cheap
-// if registered already.
+// Makes sure that gradients of `leaf` are redistributed to its layout, if is_leaf_parameter(leaf). Cheap if registered
+// already.
 void keep_gradient_layout(const at::Tensor& leaf);
 
-// True for a tensor to which keep_gradient_layout applies.
+// Whether `t` requires grad, has no history, and is no view.
 bool is_leaf_parameter(const at::Tensor& t);
 
 // Reduces `leaf` in place, in a collective call, if it is Partial by the engine's choice, as a result of an operator

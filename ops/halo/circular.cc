@@ -99,7 +99,7 @@ void pad_circular(const c10::OperatorHandle& op, Stack& stack) {
   std::vector<int64_t> numbers;
   for (const HaloDim& d : *dims) numbers.push_back(d.dim);
   if (cutting_mesh_dims(*spec_of(self), numbers).empty()) return pad_circular_by_pieces(op, stack);
-  if (is_leaf_parameter(self)) keep_gradient_layout(self);
+  keep_gradient_layout(self);
   const CommCause cause = call_cause(op, "self", self);
   self = redistribute_as(self, without_partials(spec_of(self)->placements()), cause);
   args.set("self", self);

@@ -142,7 +142,7 @@ void cross_entropy(const c10::OperatorHandle& op, Stack& stack) {
   if (!call && current_dispatch_scope().hints.keep_class_shards) bring_probabilities(op, stack);
   if (!call) return run_without_handler(op, stack);
   const at::Tensor self = args.tensor("self");
-  if (is_leaf_parameter(self)) keep_gradient_layout(self);
+  keep_gradient_layout(self);
   return_tensors(op, stack,
                  {CrossEntropyFn::apply(self, args.tensor("target"), args["weight"].toOptional<at::Tensor>(), call)});
 }

@@ -205,9 +205,7 @@ at::Tensor by_ring(AttentionCall c, const RingCall& ring) {
     mask = redistribute_as(c.mask, mask_layout(*spec_of(c.mask), ring.q->placements()),
                            CommCause{c10::str("aten::", kOp), "attn_mask", ring.module_path});
   }
-  for (const at::Tensor& t : {c.q, c.k, c.v}) {
-    if (is_leaf_parameter(t)) keep_gradient_layout(t);
-  }
+  for (const at::Tensor& t : {c.q, c.k, c.v}) keep_gradient_layout(t);
   return RingAttentionFn::apply(c.q, c.k, c.v, mask, c10::make_intrusive<SavedRingCall>(ring));
 }
 

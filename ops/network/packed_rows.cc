@@ -76,8 +76,7 @@ RowMove prepare(const at::Tensor& t, int64_t first, int64_t dims_more, const Com
   Placements from = spec_of(t)->placements(), to = from;
   for (size_t m = 0; m < from.size(); ++m) {
     const Placement& p = from[m];
-    const bool adds =
-        p.is_partial() && !p.is_mask_partial() && (p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kAvg);
+    const bool adds = p.is_partial() && !p.is_mask_partial() && is_linear(p.reduce_op());
     if (p.is_sharded() && p.dim() >= first) {
       to[m] = with_dim(p, p.dim() + dims_more);
     } else if (p.is_sharded() && t.scalar_type() != at::kBool) {
