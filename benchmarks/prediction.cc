@@ -149,12 +149,14 @@ class MeasuredTimes final : public internal::CommListener {
 
  private:
   void add(const std::string& name) {
+    const std::lock_guard lock(mutex_);  // backward runs on threads of its own
     const auto now = std::chrono::steady_clock::now();
     times_[name] += std::chrono::duration<double, std::milli>(now - last_).count();
     last_ = now;
   }
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
-  Times times_;
+  std::mutex mutex_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();  // guarded by mutex_
+  Times times_;                                                                    // likewise
 };
 
 // The operators and collectives whose predicted times differ most from the measured ones.

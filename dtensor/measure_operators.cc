@@ -48,10 +48,12 @@ class Stopwatch final : public CommListener {
   explicit Stopwatch(const World& world) : world_(world) { restart(); }
 
   void on_comm(const CommEvent&, bool) override {}
-  // Of an operator with collectives, the copies for them are not its own.
-  void on_call(const CommEvent&, const CommView&, bool) override {
+  // Of an operator for which the library communicates, the copies for that are not its own. What the program asked for
+  // by itself is no part of the next operator.
+  void on_call(const CommEvent& event, const CommView&, bool) override {
     const std::lock_guard lock(mutex_);
-    communicated_ = true;
+    communicated_ = communicated_ || event.cause.implicit;
+    if (!event.cause.implicit) restart();
   }
   void on_work(const WorkEvent& event) override {
     const std::lock_guard lock(mutex_);
@@ -75,12 +77,14 @@ class Stopwatch final : public CommListener {
   }
 
  private:
-  // Equally among the samples of one call.
+  // Among the samples of one call, by their amounts, and to each as much for its start.
   void share_time() {
-    double sum = 0;
-    for (size_t i = first_of_call_; i < samples_.size(); ++i) sum += samples_[i].seconds;
+    constexpr double kStart = 8192;  // bytes
+    double seconds = 0, amounts = 0;
     for (size_t i = first_of_call_; i < samples_.size(); ++i)
-      samples_[i].seconds = sum / static_cast<double>(samples_.size() - first_of_call_);
+      seconds += samples_[i].seconds, amounts += kStart + samples_[i].amount;
+    for (size_t i = first_of_call_; i < samples_.size(); ++i)
+      samples_[i].seconds = seconds * (kStart + samples_[i].amount) / amounts;
     first_of_call_ = samples_.size();
   }
   double elapsed() const {
@@ -100,6 +104,26 @@ class Stopwatch final : public CommListener {
   size_t first_of_call_ = 0;                      // likewise
 };
 
+double median_seconds(std::vector<Sample>& samples) {
+  const auto middle = samples.begin() + static_cast<int64_t>(samples.size() / 2);
+  std::nth_element(samples.begin(), middle, samples.end(),
+                   [](const Sample& a, const Sample& b) { return a.seconds < b.seconds; });
+  return middle->seconds;
+}
+
+// Of different operators: the median of those with amounts within a factor of 4.
+std::vector<OperatorTime> medians(const std::vector<Sample>& samples) {
+  std::map<int64_t, std::vector<Sample>> by_size;
+  for (const Sample& s : samples) by_size[std::llround(std::log2(s.amount) / 2)].push_back(s);
+  std::vector<OperatorTime> times;
+  for (auto& [size, like] : by_size) {
+    double amounts = 0;
+    for (const Sample& s : like) amounts += s.amount;
+    times.push_back({amounts / static_cast<double>(like.size()), median_seconds(like)});
+  }
+  return times;
+}
+
 // One time for amounts that differ by less than a fifth: the means of both.
 std::vector<OperatorTime> merged(const std::vector<Sample>& samples) {
   struct Sum {
@@ -113,14 +137,6 @@ std::vector<OperatorTime> merged(const std::vector<Sample>& samples) {
   std::vector<OperatorTime> times;
   for (const auto& [size, sum] : by_size) times.push_back({sum.amounts / sum.count, sum.seconds / sum.count});
   return times;
-}
-
-// Of views, whose time has no size. The mean would have the time in which memory of large tensors is freed before them.
-std::vector<OperatorTime> median_of(std::vector<Sample> samples) {
-  const auto middle = samples.begin() + static_cast<int64_t>(samples.size() / 2);
-  std::nth_element(samples.begin(), middle, samples.end(),
-                   [](const Sample& a, const Sample& b) { return a.seconds < b.seconds; });
-  return {{0, middle->seconds}};
 }
 
 // The samples of the faster half of several runs, which other programs have disturbed less.
@@ -163,7 +179,14 @@ OperatorTimes measure_operators(const std::vector<std::function<void()>>& steps,
     }
   }
   OperatorTimes times;
-  for (const auto& [name, samples] : rows) times[name] = name == "view" ? median_of(samples) : merged(samples);
+  for (auto& [name, samples] : rows) {
+    if (name == "view") {
+      // The mean would have the time in which memory of large tensors is freed before views.
+      times[name] = {{0, median_seconds(samples)}};
+    } else {
+      times[name] = name == "other" ? medians(samples) : merged(samples);
+    }
+  }
   return times;
 }
 

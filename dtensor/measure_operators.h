@@ -5,7 +5,8 @@
 //   set_cost_model(other_world, model);   // in which predict_step() takes operators of these names from the table
 //
 // The time from the end of one operator to the end of the next one is that of the second: its decision, its start, its
-// computation and the allocation of its result on all ranks of this process. Operators that communicate are left out.
+// computation and the allocation of its result on all ranks of this process. Operators for
+// whose inputs or results the library communicates are left out.
 // Where ranks have other devices than the CPU, the process waits for them after each operator.
 #pragma once
 
@@ -19,9 +20,13 @@
 namespace dtensor {
 
 // Runs each step once, and then `repetitions` times with a clock, of which the faster half counts. Calls of an operator
-// with amounts that differ by less than a fifth have one time, their mean, and views their median; the elements of a
-// call with lists of tensors share its time. Errors (ValueError): no steps, or an empty function; repetitions < 1; a
-// world without ranks in this process, in which nothing is computed. What a step throws.
+// with amounts that differ by less than a fifth have one time, their mean; views, and for the row "other" all operators
+// that are no products and have amounts within a factor of 4, have their median. The elements of a call with lists of
+// tensors share its time by their amounts.
+//
+// Each process finds times of its own: programs that decide by predictions need one table for all, as that of
+// //tools:calibrate is. Errors (ValueError): no steps, or an empty function; repetitions < 1; a world without ranks in
+// this process, in which nothing is computed. What a step throws.
 OperatorTimes measure_operators(const std::vector<std::function<void()>>& steps, const World& world,
                                 int64_t repetitions = 5);
 

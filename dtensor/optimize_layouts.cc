@@ -55,18 +55,18 @@ class Optimizer {
   // calls; if none improves the step, one call together with another that gets more expensive by it, or whose result it
   // moves. An improvement may enable earlier changes, so the search restarts.
   LayoutPlan run() {
-    start("optimize_layouts");
-    keep_best_change();
+    start(first_run(step_, "optimize_layouts"));
+    keep_best_change(options_.max_trials / 2);
     while (!is_exhausted() && (improve(Change::kAllAlike) || improve(Change::kOne) || improve(Change::kTwo))) {
     }
     return std::move(plan_);
   }
 
-  // The change of one call, and of those that are alike, with which the step is fastest. Without pins: none makes it
-  // faster.
-  LayoutPlan best_change() {
-    start("advise");
-    keep_best_change();
+  // The change of one call, and of those that are alike, with which the step, recorded as the engine decides it, is
+  // fastest. Without pins: none that was tried makes it faster. `all`: whether all were tried.
+  LayoutPlan best_change(RecordedStep recorded, bool& all) {
+    start(std::move(recorded));
+    all = keep_best_change(options_.max_trials);
     return std::move(plan_);
   }
 
@@ -74,20 +74,24 @@ class Optimizer {
   enum class Change { kAllAlike, kOne, kTwo };
   static constexpr size_t kMostFollowers = 2;
 
-  // The first run, as the engine decides it. `function`: for errors.
-  void start(const char* function) {
-    present_ = first_run(step_, function);
+  void start(RecordedStep recorded) {
+    present_ = std::move(recorded);
     plan_.trials = 1;
     plan_.before = plan_.after = present_.cost;
+    least_ = present_.cost.seconds;
   }
 
-  void keep_best_change() {
+  // False: there were more to try than `max_trials` allow.
+  bool keep_best_change(int64_t max_trials) {
+    bool all = true;
     std::vector<LayoutPin> best;
     std::optional<RecordedStep> best_step;
     absl::flat_hash_set<std::string> seen;  // kinds of calls
     for (const size_t i : order()) {
       if (!seen.insert(present_.calls[i].call.to_string()).second) continue;
       for (const LayoutPin& way : other_ways(present_.calls[i])) {
+        all = plan_.trials < max_trials;
+        if (!all) break;
         std::vector<LayoutPin> pins = of_all_alike(i, way);
         std::optional<RecordedStep> step = trial(pins);
         if (!step || (best_step && step->cost.seconds >= best_step->cost.seconds)) continue;
@@ -96,6 +100,7 @@ class Optimizer {
       }
     }
     if (best_step) keep_if_better(std::move(best), std::move(*best_step));
+    return all;
   }
 
   // `way` for call `i` and those that are alike.
@@ -228,8 +233,10 @@ class Optimizer {
     } catch (const c10::Error&) {
       return std::nullopt;
     }
-    if (options_.progress) options_.progress(plan_.trials, std::min(step->cost.seconds, plan_.after.seconds));
-    if (step->cost.peak_bytes > options_.max_bytes) return std::nullopt;
+    const bool fits = step->cost.peak_bytes <= options_.max_bytes;
+    if (fits) least_ = std::min(least_, step->cost.seconds);
+    if (options_.progress) options_.progress(plan_.trials, least_);
+    if (!fits) return std::nullopt;
     return step;
   }
 
@@ -257,6 +264,7 @@ class Optimizer {
   const OptimizeLayoutsOptions& options_;
   RecordedStep present_;
   LayoutPlan plan_;
+  double least_ = 0;  // seconds of a step so far that fits
 };
 
 }  // namespace
@@ -267,27 +275,30 @@ LayoutPlan optimize_layouts(const std::function<void()>& step, const OptimizeLay
 
 std::string advise(const std::function<void()>& step, int64_t most) {
   RecordedStep recorded = first_run(step, "advise");
-  std::stable_sort(recorded.calls.begin(), recorded.calls.end(),
-                   [](const RecordedCall& a, const RecordedCall& b) { return a.seconds > b.seconds; });
+  std::vector<const RecordedCall*> calls;
+  for (const RecordedCall& call : recorded.calls) calls.push_back(&call);
+  std::stable_sort(calls.begin(), calls.end(), [](const auto* a, const auto* b) { return a->seconds > b->seconds; });
   std::string text = absl::StrCat("the step: ", recorded.cost.to_string(), "\n");
-  for (const RecordedCall& call : recorded.calls) {
-    if (most-- <= 0 || call.seconds <= 0) break;
-    absl::StrAppendFormat(&text, "%.1f us%s%s: %s\n", call.seconds * 1e6, call.module_path.empty() ? "" : " in ",
-                          call.module_path, call.decision->explain(call.call));
-    const auto present = computed_placements(*call.decision);
-    for (const PricedDecision& way : propagate_all(call.call, call.rule, kMostWays)) {
+  for (const RecordedCall* call : calls) {
+    if (most-- <= 0 || call->seconds <= 0) break;
+    absl::StrAppendFormat(&text, "%.1f us%s%s: %s\n", call->seconds * 1e6, call->module_path.empty() ? "" : " in ",
+                          call->module_path, call->decision->explain(call->call));
+    const auto present = computed_placements(*call->decision);
+    for (const PricedDecision& way : propagate_all(call->call, call->rule, kMostWays)) {
       if (computed_placements(*way.decision) == present) continue;
-      absl::StrAppendFormat(&text, "  next best, %.1f us: %s\n", way.seconds * 1e6, way.decision->explain(call.call));
+      absl::StrAppendFormat(&text, "  next best, %.1f us: %s\n", way.seconds * 1e6, way.decision->explain(call->call));
       break;
     }
   }
   OptimizeLayoutsOptions options;
   options.max_trials = kMostAdviceTrials;
-  const LayoutPlan change = Optimizer(step, options).best_change();
+  bool all = false;
+  const LayoutPlan change = Optimizer(step, options).best_change(std::move(recorded), all);
+  const std::string tried = all ? "" : absl::StrCat(" of the first ", change.trials - 1, " that were tried");
   if (change.pins.empty()) {
-    absl::StrAppend(&text, "no change of one decision, and of those alike, makes the step faster\n");
+    absl::StrAppend(&text, "no change of one decision, and of those alike,", tried, " makes the step faster\n");
   } else {
-    absl::StrAppend(&text, "the change that gains most: ", change.explain());
+    absl::StrAppend(&text, "the change that gains most", tried, ": ", change.explain());
   }
   return text;
 }

@@ -51,7 +51,6 @@ class StepListener final : public CommListener {
     const double seconds = seconds_of(event);
     const bool view = event.flops == 0 && event.bytes == 0, product = event.flops > 0;
     if (view && seconds == 0) return;
-    if (!view) ++step_.operators;
     step_.flops += event.flops;
     step_.memory_traffic += event.bytes;
     (product ? step_.product_seconds : step_.operator_seconds) += seconds;
@@ -70,12 +69,14 @@ class StepListener final : public CommListener {
 
  private:
   // The measured time, if there is one. Else the start, and the longer of arithmetic and traffic; nothing for a view.
+  // Products are measured for their arithmetic: a large matrix may take longer to read.
   double seconds_of(const WorkEvent& event) {
     const double start = cost_->operator_latency, moving = cost_->traffic(event.bytes);
     if (const auto measured =
             measured_seconds(cost_->operators, event.op, event.flops, event.dtype, event.bytes, start))
-      return *measured;
+      return event.flops > 0 ? std::max(*measured, start + moving) : *measured;
     if (event.flops == 0 && event.bytes == 0) return 0;
+    ++step_.operators;
     step_.start_seconds += start;
     return start + (event.flops > 0 ? std::max(cost_->products(event.flops, event.dtype), moving) : moving);
   }

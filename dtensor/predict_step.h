@@ -5,13 +5,14 @@
 //   step();                                         // the first step makes gradients and optimizer states
 //   std::cout << predict_step(step, mesh.world()).to_string();
 //
-// Times are those of the world's cost model (plan/cost_model.h). A matrix product takes the longer of its arithmetic,
-// at the speed of its dtype, and its reads and writes; another operator its reads and writes, each input once and each
-// result once; both the time to start them besides, but views; a collective the time at the level of its group, within
-// a node or between nodes. Nothing overlaps, and of convolutions over sharded dims and of attention around a ring only
-// the arithmetic counts. The rank is the one with the largest parts. It is taken to run every operator, so that a
-// step of a pipeline, whose stages run on different ranks, has the time and the memory of all stages one after the
-// other: see PipelineSchedule::simulate().
+// Times are those of the world's cost model (plan/cost_model.h). An operator, or a view, with a row in its table of
+// measured times takes that, a product at least its reads and writes. Without one a matrix product takes the longer of
+// its arithmetic, at the speed of its dtype, and its reads and writes; another operator its reads and writes, each
+// input once and each result once; both the time to start them besides, but views; a collective the time at the level
+// of its group, within a node or between nodes. Nothing overlaps, and of convolutions over sharded dims and of
+// attention around a ring only the arithmetic counts. The rank is the one with the largest parts. It is taken to run
+// every operator, so that a step of a pipeline, whose stages run on different ranks, has the time and the memory of all
+// stages one after the other: see PipelineSchedule::simulate().
 #pragma once
 
 #include <functional>

@@ -23,14 +23,14 @@ struct PredictedCollectives {
 
 struct StepPrediction {
   double product_seconds = 0;                       // matrix products, with the time to start them
-  double operator_seconds = 0;                      // other operators, likewise
+  double operator_seconds = 0;                      // other operators, likewise, and views whose time was measured
   std::vector<PredictedCollectives> communication;  // longest first
   double flops = 0;                                 // of matrix products
   int64_t memory_traffic = 0;                       // bytes that operators read and write
   int64_t live_bytes = 0;                           // before the step: parameters, states, gradients that are kept
   int64_t peak_bytes = 0;                           // at most at one time, as World::memory() counts
-  int64_t operators = 0;                            // that a rank starts: those above, views are none
-  double start_seconds = 0;                         // to start them, part of product_seconds and operator_seconds
+  int64_t operators = 0;                            // that are no views and whose time was not measured
+  double start_seconds = 0;                         // to start those, part of product_seconds and operator_seconds
   double bubble_seconds = 0;                        // that a rank of a pipeline waits for the work of others
 
   double communication_seconds() const;

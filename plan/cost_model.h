@@ -53,8 +53,9 @@ struct CostModel {
   // Seconds to start an operator on a rank. predict_step() counts it; decisions do not, as all ways of an operator
   // start it once.
   double operator_latency = 0;
-  // What measure_operators() found. predict_step() takes an operator's time from its row, and from the speeds above
-  // where there is none.
+  // What measure_operators() found. predict_step() takes an operator's time from its row, one that is no product else
+  // from the row "other", and views from the row "view"; from the speeds above where there is none, and then views take
+  // none.
   OperatorTimes operators;
   bool packs = true;  // as Communicator::packs(), used by the built-in models
 

@@ -14,6 +14,7 @@ std::string operator_row(const std::string& op, double flops, c10::ScalarType dt
 
 std::optional<double> measured_seconds(const OperatorTimes& times, const std::string& op, double flops,
                                        c10::ScalarType dtype, int64_t bytes, double least) {
+  if (times.empty()) return std::nullopt;
   auto found = times.find(operator_row(op, flops, dtype, bytes));
   if (found == times.end() && flops == 0 && bytes > 0) found = times.find("other");
   if (found == times.end()) return std::nullopt;
@@ -22,12 +23,11 @@ std::optional<double> measured_seconds(const OperatorTimes& times, const std::st
   const auto above =
       std::lower_bound(row.begin(), row.end(), amount,
                        [](const OperatorTime& time, double least_amount) { return time.amount < least_amount; });
-  if (above == row.end())
-    return row.back().amount > 0 ? row.back().seconds * (amount / row.back().amount) : row.back().seconds;
-  if (above == row.begin()) {
-    return above->amount > 0 ? std::min(above->seconds, least + above->seconds * (amount / above->amount))
-                             : above->seconds;
-  }
+  const auto scaled = [&](const OperatorTime& time) {
+    return time.amount > 0 ? least + std::max(time.seconds - least, 0.) * (amount / time.amount) : time.seconds;
+  };
+  if (above == row.end()) return std::max(scaled(row.back()), row.back().seconds);
+  if (above == row.begin()) return std::min(scaled(*above), above->seconds);
   const OperatorTime& below = *(above - 1);
   return below.seconds + (above->seconds - below.seconds) * ((amount - below.amount) / (above->amount - below.amount));
 }

@@ -27,8 +27,8 @@ namespace internal {
 // The name of a row, for an operator that does `flops` in matrix products, and otherwise reads and writes `bytes`.
 std::string operator_row(const std::string& op, double flops, c10::ScalarType dtype, int64_t bytes);
 
-// Linear between two amounts; above the largest, as many seconds for each unit as that takes; below the smallest
-// likewise, and `least` seconds besides, but not more than the smallest takes. nullopt: there is no row for it.
+// Linear between two amounts. Above the largest and below the smallest the time beyond `least`, that of a start, is in
+// proportion to the amount. nullopt: there is no row for it.
 std::optional<double> measured_seconds(const OperatorTimes& times, const std::string& op, double flops,
                                        c10::ScalarType dtype, int64_t bytes, double least);
 

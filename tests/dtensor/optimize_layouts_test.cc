@@ -180,15 +180,44 @@ TEST_CASE("advise: names the costliest decisions, the reason and alternatives", 
   CHECK_THAT(advise([&] { s(); }, 1), !Catch::Contains("aten::exp"));
 }
 
+// Two parts, each with one decision to change: `wide` has the costlier calls, but fewer of them, than `often`.
+struct TwoParts {
+  const DeviceMesh mesh = DeviceMesh(World::abstract(4), {4}, {"tp"});
+  Tensor sums(int64_t rows, int64_t uses) const {
+    const Tensor p = zeros({rows, 16}, mesh, {Shard(1)}).mm(zeros({16, 8}, mesh, {Shard(0)}));
+    Tensor sum = zeros({}, mesh);
+    for (int64_t i = 0; i < uses; ++i) sum = sum + p.mm(zeros({8, 4 + i}, mesh)).exp().sum();
+    return sum;
+  }
+  void wide() const { sums(256, 3); }
+  void often() const { sums(64, 8); }
+};
+
 TEST_CASE("advise: the change of one decision that gains most for the whole step", "[dtensor][optimize_layouts]") {
-  Step s(World::abstract(4));
-  const std::string text = advise([&] { s(); }, 1);
-  CAPTURE(text);
-  const LayoutPlan best = optimize_layouts([&] { s(); });
-  CHECK_THAT(text, Catch::Contains("the change that gains most: ") && Catch::Contains("before: 3 collectives") &&
-                       Catch::Contains("after:  " + best.after.to_string()) && Catch::Contains("spares"));
-  const Tensor x = zeros({8, 4}, s.mesh, {Shard(0)});
+  const TwoParts parts;
+  const std::string wide = advise([&] { parts.wide(); }, 0), often = advise([&] { parts.often(); }, 0),
+                    both = advise([&] { parts.wide(), parts.often(); }, 0);
+  CAPTURE(wide, often, both);
+  const auto call_of = [](const std::string& text) {  // "aten::mm(...): computed on ..."
+    return text.substr(text.find("aten::", text.find("  call ")));
+  };
+  CHECK_THAT(wide, Catch::Contains("the change that gains most: 1 decisions changed"));
+  CHECK(call_of(both) == call_of(often));
+  CHECK(call_of(both) != call_of(wide));
+  const LayoutPlan plan = optimize_layouts([&] { parts.wide(), parts.often(); });
+  CAPTURE(plan.explain());
+  CHECK(plan.pins.size() == 2);
+
+  const Tensor x = zeros({8, 4}, parts.mesh, {Shard(0)});
   CHECK_THAT(advise([&] { x.exp(); }, 1), Catch::Contains("no change of one decision, and of those alike, makes"));
+}
+
+TEST_CASE("advise: says if it did not try all changes", "[dtensor][optimize_layouts]") {
+  const DeviceMesh mesh(World::abstract(4), {4}, {"tp"});
+  const auto step = [&] {
+    for (int64_t i = 1; i <= 150; ++i) zeros({8, i}, mesh, {Shard(0)}).mm(zeros({i, 4}, mesh, {Shard(0)}));
+  };
+  CHECK_THAT(advise(step, 0), Catch::Contains("of the first 199 that were tried"));
 }
 
 TEST_CASE("advise: deferred calls are charged to the calls that made them", "[dtensor][optimize_layouts]") {

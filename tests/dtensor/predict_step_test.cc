@@ -114,12 +114,24 @@ TEST_CASE("predict_step: an operator with a measured time takes that", "[dtensor
   CHECK(p.product_seconds == 5);
   const double add = 0.5 + 2 * part / 2e11;
   CHECK(p.operator_seconds == Approx(3 + add + 2 * 7));  // relu reads and writes a part each
-  CHECK(p.operators == 3);
-  CHECK(p.start_seconds == 0.5);  // of the addition, which has no row
+  CHECK(p.operators == 1);                               // the addition, which has no row
+  CHECK(p.start_seconds == 0.5);
   const StepTimeline timeline = predict_timeline(step, world);
   REQUIRE(timeline.spans.size() == 4);
   CHECK(timeline.spans[1].name == "aten::view");
   CHECK(timeline.spans[1].end - timeline.spans[1].begin == Approx(3));
+}
+
+TEST_CASE("predict_step: a product with a measured time takes at least its reads and writes",
+          "[dtensor][predict_step]") {
+  const World world = World::abstract(8);
+  CostModel model = round_numbers();
+  const DeviceMesh mesh(world, {8}, {"dp"});
+  const Tensor row = zeros({1, 4096}, mesh, {Replicate()}), matrix = zeros({4096, 32768}, mesh, {Shard(1)});
+  model.operators = {{"aten::mm float32", {{1e6, 1e-9}}}};
+  set_cost_model(world, model);
+  const StepPrediction p = predict_step([&] { row.mm(matrix); }, world);
+  CHECK(p.product_seconds == Approx(4. * (4096 + 4096 * 4096 + 4096) / 2e11));
 }
 
 TEST_CASE("predict_step: a group with ranks on two nodes is priced between nodes", "[dtensor][predict_step]") {

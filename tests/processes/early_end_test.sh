@@ -25,6 +25,6 @@ code=$? took=$((SECONDS - begin))
 check "ends well" test $code = 0
 check "rank 1 has its sum" grep -qx '\[rank 1\] sum 2' <<< "$output"
 check "rank 2 has its sum" grep -qx '\[rank 2\] sum 2' <<< "$output"
-check "in time" test $took -lt 20 # it would not wait longer than 30 s
+check "in time" test $took -lt 30 # when it has started, it would wait for 30 s
 echo "[dtensor] $passed passed, $failed failed, 0 skipped"
 [ "$failed" = 0 ]

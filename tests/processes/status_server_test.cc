@@ -114,7 +114,7 @@ TEST_CASE("status server: a client that does not read holds up others for a seco
   REQUIRE(idle >= 0);
   const auto begin = Clock::now();
   CHECK(read_all(connect_to(address())).size() == 8 << 20);
-  CHECK(Clock::now() - begin < testing::kAtOnce);
+  CHECK(Clock::now() - begin < std::chrono::milliseconds(5000));
   ::close(idle);
 }
 

@@ -40,8 +40,8 @@ check "three ranks, nothing written" prints '^Not written'
 check "ranks in two processes: one model is written" test $? = 0 -a -s "$work/job.json"
 check "ranks in two processes: one says so" test "$(grep -c "Written to" "$work/out")" = 1
 check "ranks in two processes: they pack what they send" python3 -c "import json, sys; d = json.load(open('$work/job.json')); sys.exit(not (d['packs'] and d['ranks_per_node'] == 2 and len(d['operators']) > 60))"
-run --quick --from_env
-check "one process is refused" test $? != 0
+check "one process is refused" refuses '--from_env: one process; start at least two' --quick --from_env
+check "a device beside processes is refused" refuses '--device: the ranks of a launcher have theirs' --from_env --device cuda:0
 check "one rank" refuses '--ranks 1: give 2 to 1024' --ranks 1
 check "an unknown device" refuses '--device gpu7: not a device' --device gpu7
 check "too few bytes" refuses '--max_bytes 1KiB: give at least 64KiB' --max_bytes 1KiB

@@ -50,6 +50,8 @@ int run() {
   const int64_t max_bytes = parse_bytes("max_bytes", absl::GetFlag(FLAGS_max_bytes));
   if (max_bytes < 1 << 16)
     throw UsageError(absl::StrCat("--max_bytes ", absl::GetFlag(FLAGS_max_bytes), ": give at least 64KiB"));
+  if (absl::GetFlag(FLAGS_from_env) && absl::GetFlag(FLAGS_device) != "cpu")
+    throw UsageError("--device: the ranks of a launcher have theirs; leave it out, or --from_env");
   const World world = absl::GetFlag(FLAGS_from_env) ? World::from_env() : local_world();
   if (world.size() < 2) throw UsageError("--from_env: one process; start at least two, as `launch -n 4` does");
   const bool is_first = world.owned_ranks().front() == 0;

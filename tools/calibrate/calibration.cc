@@ -5,6 +5,7 @@
 #include <ATen/ops/mm.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/ones.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <chrono>
@@ -18,6 +19,7 @@
 #include "comm/communicator.h"
 #include "dtensor/factories.h"
 #include "dtensor/measure_operators.h"
+#include "tools/calibrate/collective_call.h"
 #include "tools/calibrate/fit.h"
 #include "tools/calibrate/operator_step.h"
 #include "tools/flags.h"
@@ -29,79 +31,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// The arguments of one call of any collective.
-struct CallArguments {
-  CommCall call;
-  RankTensors whole;
-  RankPieces pieces;
-  std::vector<int64_t> neighbours;  // to each position its next
-  int64_t bytes = 0;                // received per rank
-};
-
 at::TensorOptions on(c10::Device device) { return at::TensorOptions().dtype(at::kFloat).device(device); }
-
-void run_collective(Communicator& comm, Collective c, const CallArguments& a) {
-  switch (c) {
-    case Collective::kAllReduce:
-      comm.all_reduce(a.call, a.whole, ReduceOp::kSum);
-      break;
-    case Collective::kAllGather:
-      comm.all_gather(a.call, a.whole);
-      break;
-    case Collective::kReduceScatter:
-      comm.reduce_scatter(a.call, a.pieces, ReduceOp::kSum);
-      break;
-    case Collective::kAllToAll:
-      comm.all_to_all(a.call, a.pieces);
-      break;
-    case Collective::kBroadcast:
-      comm.broadcast(a.call, a.whole, 0);
-      break;
-    case Collective::kScatter:
-      comm.scatter(a.call, a.pieces, 0);
-      break;
-    case Collective::kGather:
-      comm.gather(a.call, a.whole, 0);
-      break;
-    case Collective::kPermute:
-      comm.permute(a.call, a.whole, a.neighbours);
-      break;
-    case Collective::kBarrier:
-      comm.barrier(a.call);
-      break;
-  }
-}
-
-// The arguments of a call in which every rank receives about `bytes`.
-CallArguments arguments_of(Collective c, const Groups& groups, int64_t bytes) {
-  const World& world = groups.mesh.world();
-  const Group& group = groups.group();
-  // Pieces that a rank receives, and how many of them: an all-reduce is a reduce-scatter and an all-gather.
-  const int64_t others = group.size - 1;
-  int64_t received = 1;
-  if (c == Collective::kAllGather || c == Collective::kReduceScatter || c == Collective::kAllToAll ||
-      c == Collective::kGather) {
-    received = others;
-  }
-  int64_t piece = std::max<int64_t>(1, bytes / (4 * received));
-  if (c == Collective::kAllReduce) piece = std::max<int64_t>(1, bytes * group.size / (8 * others));
-  CallArguments a;
-  a.bytes = c == Collective::kBarrier ? 0 : 4 * piece * received;
-  if (c == Collective::kAllReduce) a.bytes = 8 * piece * others / group.size;
-
-  a.call.group = &group;
-  a.call.ranks = groups.mesh.local_ranks();
-  a.call.event.cause.op = "calibrate";
-  a.call.event.cause.implicit = false;
-  a.call.event.bytes = a.bytes;
-  for (int64_t rank : a.call.ranks) {
-    a.whole.push_back(at::ones({piece}, on(world.device(rank))));
-    auto& list = a.pieces.emplace_back();
-    for (int64_t p = 0; p < group.size; ++p) list.push_back(at::ones({piece}, on(world.device(rank))));
-  }
-  for (int64_t p = 0; p < group.size; ++p) a.neighbours.push_back((p + 1) % group.size);
-  return a;
-}
 
 }  // namespace
 
@@ -169,7 +99,7 @@ double Calibration::time(const std::function<void()>& call, int64_t calls) const
   };
   once();
   const double about = largest({once()})[0];
-  std::vector<double> seconds(std::clamp<int64_t>(static_cast<int64_t>(budget / about), least, 1000));
+  std::vector<double> seconds(std::clamp<int64_t>(static_cast<int64_t>(std::min(budget / about, 1000.)), least, 1000));
   for (double& s : seconds) s = once();
   const auto quartile = seconds.begin() + static_cast<int64_t>(seconds.size() / 4);
   std::nth_element(seconds.begin(), quartile, seconds.end());
@@ -329,6 +259,10 @@ void Calibration::measure_steps(CostModel& model) {
   for (const auto& [name, row] : model.operators) {
     for (const OperatorTime& time : row) seconds.push_back(time.seconds);
   }
+  const auto count = static_cast<double>(seconds.size());
+  const std::vector<double> counts = largest({count, -count});
+  TORCH_CHECK(counts[0] == -counts[1], "[calibrate] ranks measured different operators: ", -counts[1], " to ",
+              counts[0], " times");
   seconds = largest(seconds);
   auto next = seconds.begin();
   for (auto& [name, row] : model.operators) {

@@ -1,9 +1,9 @@
 // Measures collectives, copies, matrix products, starts of operators and whole operators in a world, and fits a cost
 // model to the times.
 //
-// It knows the ranks through Communicator alone, but for starts, which take the library's way to a rank. Times are of
-// whole calls: where all groups of a mesh dim are in this process, of all of them together, as in a step of a
-// redistribution. With a rank in each of several processes, all of them run it, and the slowest counts.
+// It knows the ranks through Communicator alone, but for starts and operators, which take the library's way to a rank.
+// Times are of whole calls: where all groups of a mesh dim are in this process, of all of them together, as in a step
+// of a redistribution. With a rank in each of several processes, all of them run it, and the slowest counts.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,9 @@
 
 #include "mesh/device_mesh.h"
 #include "plan/cost_model.h"
+#include "tools/calibrate/collective_call.h"
 
 namespace dtensor::tools {
-
-// Groups to measure in: along one dim of a mesh.
-struct Groups {
-  DeviceMesh mesh;
-  int64_t dim = 0;
-  bool crosses_nodes = false;
-  const Group& group() const { return mesh.get_group(dim); }
-};
 
 // The measured time of one collective in some groups.
 struct Trial {

@@ -67,7 +67,7 @@ def declared(text):
             continue
         for pattern in (TYPE, ALIAS, CONSTANT, FUNCTION):
             match = pattern.match(line)
-            if match and "operator" not in line.split("(")[0]:
+            if match and not re.search(r"\boperator\b", line.split("(")[0]):
                 names.append(match.group(1) + ("()" if pattern is FUNCTION else ""))
                 break
     return list(dict.fromkeys(names))
