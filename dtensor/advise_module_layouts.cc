@@ -98,6 +98,8 @@ ModelArrangement arrangement_now(const ModuleLayouts& now, const SearchModuleLay
                                  const std::vector<at::Tensor>& inputs) {
   const bool named = now.mesh.size() == 2 && now.mesh[0].first == o.data_dim && now.mesh[1].first == o.tensor_dim;
   const int64_t data = named ? now.mesh[0].second : 0, tensor = named ? now.mesh[1].second : 0;
+  const std::string fault = pipeline_fault(now);
+  TORCH_CHECK_VALUE(fault.empty(), "[advise_module_layouts] of the layouts ", fault);
   SearchModuleLayoutsOptions of_now = o;
   of_now.micro_batches = {now.micro_batches}, of_now.stages = {now.stages}, of_now.schedules = {now.schedule};
   of_now.stages_per_rank = now.stages_per_rank;
@@ -251,6 +253,7 @@ LayoutAdvice advise_module_layouts(const MakeModel& make, const std::vector<at::
   LayoutAdvice advice;
   advice.now = now;
   advice.now.step = at.layouts.step;
+  advice.now.memory = at.layouts.memory;
   advice.ran = at.ran;
   advice.fits = at.fits;
   Changes changes(at);

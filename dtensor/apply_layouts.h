@@ -55,7 +55,7 @@ struct ModuleLayouts {
   // `step` and `memory` of what it returns are empty. "mesh" must be there; a missing field has the value above.
   std::string to_json() const;
   // Errors (c10::Error): the file cannot be written or read, or is no such object; an unknown field, a value of another
-  // type or out of range, stages without such a schedule. The text names file and field.
+  // type or out of range, stages without such a schedule, a schedule without stages. The text names file and field.
   void save(const std::string& path) const;
   static ModuleLayouts load(const std::string& path);
 };
@@ -65,5 +65,12 @@ struct ModuleLayouts {
 // names. Errors (ValueError): not two names; a pattern of `groups` that matches nothing, before the module is changed;
 // those of both functions.
 void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const ModuleLayouts& layouts);
+
+namespace internal {
+
+// What is wrong with stages, stages_per_rank, schedule and micro_batches; "": nothing.
+std::string pipeline_fault(const ModuleLayouts& layouts);
+
+}  // namespace internal
 
 }  // namespace dtensor

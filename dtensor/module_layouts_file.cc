@@ -6,7 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "dtensor/analysis/step_difference.h"
 #include "dtensor/apply_layouts.h"
 #include "dtensor/parallel/plan_file.h"
 #include "dtensor/parallel/style_json.h"
@@ -89,30 +91,48 @@ void set_field(ModuleLayouts& layouts, const std::string& key, const LayoutsJson
   }
 }
 
-void check_layouts(const ModuleLayouts& layouts) {
+// Errors (ValueError): see load().
+ModuleLayouts layouts_of_json(const LayoutsJson& json) {
+  ModuleLayouts layouts;
+  for (const auto& [key, value] : json.items()) set_field(layouts, key, value);
   TORCH_CHECK_VALUE(layouts.mesh.size() == 2, "'mesh' has ", layouts.mesh.size(),
                     " dims; expected two, the data dim and the tensor dim");
-  if (layouts.stages == 1 && layouts.stages_per_rank == 1 && layouts.schedule.empty()) return;
-  TORCH_CHECK_VALUE(layouts.stages % layouts.stages_per_rank == 0, "'stages_per_rank', ", layouts.stages_per_rank,
-                    ", does not divide 'stages', ", layouts.stages);
-  make_pipeline_schedule(layouts.schedule, layouts.stages / layouts.stages_per_rank, layouts.stages_per_rank,
-                         layouts.micro_batches);
+  const std::string fault = pipeline_fault(layouts);
+  TORCH_CHECK_VALUE(fault.empty(), fault);
+  return layouts;
 }
 
 }  // namespace
 
+std::string internal::pipeline_fault(const ModuleLayouts& layouts) {
+  const int64_t stages = layouts.stages, per_rank = layouts.stages_per_rank;
+  for (const auto& [name, number] :
+       NamedNumbers{{"stages", stages}, {"stages_per_rank", per_rank}, {"micro_batches", layouts.micro_batches}}) {
+    if (number < 1) return absl::StrCat("'", name, "' is ", number, "; it must be at least 1");
+  }
+  if (stages == 1) {
+    const char* no_pipeline = ", and 'stages' is 1, which is no pipeline";
+    if (per_rank != 1) return absl::StrCat("'stages_per_rank' is ", per_rank, no_pipeline);
+    return layouts.schedule.empty() ? "" : absl::StrCat("'schedule' is '", layouts.schedule, "'", no_pipeline);
+  }
+  if (stages % per_rank != 0)
+    return absl::StrCat("'stages_per_rank', ", per_rank, ", does not divide 'stages', ", stages);
+  return pipeline_schedule_fault(layouts.schedule, stages / per_rank, per_rank, layouts.micro_batches);
+}
+
 std::string ModuleLayouts::to_json() const { return plan_file_text(kModuleLayouts, members_of(*this)); }
 
 void ModuleLayouts::save(const std::string& path) const {
-  save_plan_file(path, kModuleLayouts, members_of(*this), "ModuleLayouts::save");
+  const LayoutsJson members = members_of(*this);
+  const std::string fault = error_of([&] { layouts_of_json(members); });
+  TORCH_CHECK_VALUE(fault.empty(), "[ModuleLayouts::save] ", fault);
+  save_plan_file(path, kModuleLayouts, members, "ModuleLayouts::save");
 }
 
 ModuleLayouts ModuleLayouts::load(const std::string& path) {
   ModuleLayouts layouts;
-  load_plan_file(path, kModuleLayouts, "ModuleLayouts::load", [&](const LayoutsJson& json) {
-    for (const auto& [key, value] : json.items()) set_field(layouts, key, value);
-    check_layouts(layouts);
-  });
+  load_plan_file(path, kModuleLayouts, "ModuleLayouts::load",
+                 [&](const LayoutsJson& json) { layouts = layouts_of_json(json); });
   return layouts;
 }
 

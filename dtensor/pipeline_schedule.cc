@@ -268,8 +268,8 @@ PipelineSchedule one_f_one_b_schedule(int64_t ranks, int64_t micro_batches) {
 
 PipelineSchedule interleaved_schedule(int64_t ranks, int64_t stages_per_rank, int64_t micro_batches) {
   PipelineSchedule schedule = empty_schedule("interleaved 1F1B", ranks, stages_per_rank, micro_batches);
-  TORCH_CHECK_VALUE(micro_batches % ranks == 0, "[interleaved_schedule] micro_batches is ", micro_batches,
-                    "; it must be a multiple of ranks, ", ranks);
+  const std::string fault = internal::pipeline_schedule_fault(schedule.name, ranks, stages_per_rank, micro_batches);
+  TORCH_CHECK_VALUE(fault.empty(), "[interleaved_schedule] ", fault);
   const int64_t total = stages_per_rank * micro_batches;
   for (int64_t r = 0; r < ranks; ++r) {
     // The k-th forward of a rank: `ranks` micro-batches in its first stage, the same in its second, and so on.
@@ -306,13 +306,23 @@ PipelineSchedule zero_bubble_schedule(int64_t ranks, int64_t micro_batches) {
 PipelineSchedule make_pipeline_schedule(const std::string& name, int64_t ranks, int64_t stages_per_rank,
                                         int64_t micro_batches) {
   if (name == "interleaved 1F1B") return interleaved_schedule(ranks, stages_per_rank, micro_batches);
-  const bool known = name == "GPipe" || name == "1F1B" || name == "ZB-H1";
-  TORCH_CHECK_VALUE(known, "[make_pipeline_schedule] no schedule is called '", name,
-                    "'; there are GPipe, 1F1B, interleaved 1F1B and ZB-H1");
-  TORCH_CHECK_VALUE(stages_per_rank == 1, "[make_pipeline_schedule] stages_per_rank is ", stages_per_rank, "; ", name,
-                    " has one stage on each rank, 'interleaved 1F1B' several");
+  const std::string fault = internal::pipeline_schedule_fault(name, ranks, stages_per_rank, micro_batches);
+  TORCH_CHECK_VALUE(fault.empty(), "[make_pipeline_schedule] ", fault);
   if (name == "GPipe") return gpipe_schedule(ranks, micro_batches);
   return name == "1F1B" ? one_f_one_b_schedule(ranks, micro_batches) : zero_bubble_schedule(ranks, micro_batches);
+}
+
+std::string internal::pipeline_schedule_fault(const std::string& name, int64_t ranks, int64_t stages_per_rank,
+                                              int64_t micro_batches) {
+  if (name == "interleaved 1F1B") {
+    if (micro_batches % ranks == 0) return "";
+    return absl::StrCat("micro_batches is ", micro_batches, "; it must be a multiple of ranks, ", ranks);
+  }
+  if (name != "GPipe" && name != "1F1B" && name != "ZB-H1")
+    return absl::StrCat("no schedule is called '", name, "'; there are GPipe, 1F1B, interleaved 1F1B and ZB-H1");
+  if (stages_per_rank == 1) return "";
+  return absl::StrCat("stages_per_rank is ", stages_per_rank, "; ", name,
+                      " has one stage on each rank, 'interleaved 1F1B' several");
 }
 
 }  // namespace dtensor

@@ -95,4 +95,13 @@ PipelineSchedule zero_bubble_schedule(int64_t ranks, int64_t micro_batches);
 PipelineSchedule make_pipeline_schedule(const std::string& name, int64_t ranks, int64_t stages_per_rank,
                                         int64_t micro_batches);
 
+namespace internal {
+
+// Why make_pipeline_schedule() would refuse these, without making the schedule; "": it would not. REQUIRES: numbers of
+// at least 1.
+std::string pipeline_schedule_fault(const std::string& name, int64_t ranks, int64_t stages_per_rank,
+                                    int64_t micro_batches);
+
+}  // namespace internal
+
 }  // namespace dtensor

@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <limits>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
@@ -71,6 +72,9 @@ std::string text_of_json(const StyleJson& json, const std::string& field) {
 
 int64_t number_of_json(const StyleJson& json, const std::string& field, int64_t least) {
   TORCH_CHECK_VALUE(json.is_number_integer(), "'", field, "' is ", json.dump(), "; expected a whole number");
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  TORCH_CHECK_VALUE(!json.is_number_unsigned() || json.get<uint64_t>() <= static_cast<uint64_t>(kMost), "'", field,
+                    "' is ", json.dump(), "; it must be at most ", kMost);
   const auto number = json.get<int64_t>();
   TORCH_CHECK_VALUE(number >= least, "'", field, "' is ", number, "; it must be at least ", least);
   return number;

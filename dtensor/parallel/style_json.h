@@ -19,7 +19,7 @@ nlohmann::ordered_json json_of_entries(const std::vector<ParallelPlan::Entry>& e
 // pattern.
 std::vector<ParallelPlan::Entry> entries_of(const nlohmann::ordered_json& json, const std::string& field);
 std::string text_of_json(const nlohmann::ordered_json& json, const std::string& field);
-// Besides: a number below `least`.
+// Besides: a number below `least`, or above the largest int64_t.
 int64_t number_of_json(const nlohmann::ordered_json& json, const std::string& field, int64_t least);
 
 }  // namespace dtensor::internal

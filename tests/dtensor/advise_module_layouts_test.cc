@@ -154,9 +154,14 @@ TEST_CASE("advise_module_layouts: errors", "[dtensor][advise_module_layouts]") {
   divided.micro_batches = 3;
   has(text(divided), "cannot be divided into 3 micro-batches");
   divided.micro_batches = 0;
-  has(text(divided), "micro_batches has 0");
+  has(text(divided), "'micro_batches' is 0; it must be at least 1");
   divided.micro_batches = 1, divided.settings = {{"checkpoint", 1}};
   has(text(divided), "the layouts have the settings 'checkpoint=1'; give one value for each");
+  ModuleLayouts scheduled{{{"dp", 2}, {"tp", 2}}, {}, {}, {}};
+  scheduled.schedule = "1F1B";
+  has(text(scheduled), "'schedule' is '1F1B', and 'stages' is 1, which is no pipeline");
+  scheduled.schedule = "", scheduled.stages_per_rank = 2;
+  has(text(scheduled), "'stages_per_rank' is 2, and 'stages' is 1, which is no pipeline");
   has(text({}), "expected the mesh dims 'dp' and 'tp', in this order, of 4 ranks");
   has(text({{{"dp", 2}, {"tp", 2}}, {{{"layer.*", ColwiseParallel()}}}, {}, {}}), "'layer.*' matches no module");
   has(text({{{"dp", 2}, {"tp", 2}}, {}, {"layer.*"}, {}}), "'layer.*' of a group matches no module");
