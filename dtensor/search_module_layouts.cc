@@ -79,6 +79,12 @@ BestTrial best_of(const AllTrials& all) {
   return best;
 }
 
+// Seconds of the best; infinity: none fits.
+double least_of(const AllTrials& all) {
+  const LayoutTrial& best = *best_of(all).trial;
+  return best.fits ? best.layouts.step.seconds() : std::numeric_limits<double>::infinity();
+}
+
 std::vector<StyleGain> gains_of(const LayoutTrial& best, const ModuleClasses& classes, LayoutTrials& trials) {
   std::vector<StyleGain> gains;
   for (size_t c = 0; c < classes.classes.size(); ++c) {
@@ -148,24 +154,32 @@ namespace {
 
 // A search that is under way.
 struct RunningSearch {
+  const MakeModel& make;
+  const std::vector<at::Tensor>& inputs;
   const SearchModuleLayoutsOptions& options;
   TriedModels models = {};
   AllTrials all = {};
-  double least = std::numeric_limits<double>::infinity();  // seconds of a choice that fits
+  std::vector<std::pair<double, const ModelArrangement*>> waiting = {};  // with pipelines: by lower bound of the time
+  size_t next = 0;                                                       // of these
+  double least = std::numeric_limits<double>::infinity();                // seconds of a choice that fits
   ModuleLayoutSearch result = {};
 
   void report() const {
     if (options.progress) options.progress(result.steps, least);
   }
+  const TriedModel& model(const ModelArrangement& arrangement) {
+    return tried_model(models, {make, inputs, options, arrangement.settings});
+  }
 };
 
-// Tries choices for one arrangement, of `left` that are still to come. `start`: those to improve in one class; null:
-// all first choices.
-void search_arrangement(RunningSearch& search, LayoutTrials& trials, size_t classes, size_t left,
+// Tries choices for one arrangement, with 1 / `parts` of the steps that are left. `start`: those to improve in one
+// class; null: all first choices.
+void search_arrangement(RunningSearch& search, LayoutTrials& trials, size_t classes, size_t parts,
                         const ClassStyles* start) {
   const int64_t before = search.result.steps;
   // What an arrangement does not need is left to those after it.
-  const int64_t share = (search.options.max_steps - before) / static_cast<int64_t>(left);
+  const int64_t left = search.options.max_steps - before;
+  const int64_t share = std::min(left, std::max<int64_t>(left / static_cast<int64_t>(parts), 1));
   const auto stop = [&] {
     const bool enough = trials.steps() >= share;
     if (enough) search.result.complete = false;
@@ -186,38 +200,49 @@ void search_arrangement(RunningSearch& search, LayoutTrials& trials, size_t clas
 }
 
 // Tries choices for all arrangements, each by itself.
-void search_each(RunningSearch& search, const MakeModel& make, const std::vector<at::Tensor>& inputs,
-                 const std::vector<ModelArrangement>& arrangements) {
+void search_each(RunningSearch& search, const std::vector<ModelArrangement>& arrangements) {
   for (size_t a = 0; a < arrangements.size(); ++a) {
-    const TriedModel& model = tried_model(search.models, {make, inputs, search.options, arrangements[a].settings});
+    const TriedModel& model = search.model(arrangements[a]);
     LayoutTrials& trials = *search.all.emplace_back(std::make_unique<LayoutTrials>(model, arrangements[a]));
     search_arrangement(search, trials, model.classes.classes.size(), arrangements.size() - a, nullptr);
   }
 }
 
-// Tries choices for all arrangements, the one with the smallest lower bound of its time first, and none whose bound is
-// above the best so far. After a search with styles, the others start with the best styles so far.
-void search_with_pipelines(RunningSearch& search, const MakeModel& make, const std::vector<at::Tensor>& inputs,
-                           const std::vector<ModelArrangement>& arrangements) {
-  std::vector<std::pair<double, const ModelArrangement*>> by_bound;
-  for (const ModelArrangement& a : arrangements) {
-    const TriedModel& model = tried_model(search.models, {make, inputs, search.options, a.settings});
-    by_bound.emplace_back(least_seconds(search.options, a, model.product_seconds), &a);
-  }
-  absl::c_stable_sort(by_bound, [](const auto& a, const auto& b) { return a.first < b.first; });
-  const LayoutTrial* best = nullptr;  // with styles
-  for (size_t a = 0; a < by_bound.size(); ++a) {
-    const auto& [bound, arrangement] = by_bound[a];
-    if (bound > search.least) break;
-    const TriedModel& model = search.models.at(arrangement->settings);
-    LayoutTrials& trials = *search.all.emplace_back(std::make_unique<LayoutTrials>(model, *arrangement));
-    const size_t classes = model.classes.classes.size();
-    const bool same = best != nullptr && best->styles.classes.size() == classes;
-    search_arrangement(search, trials, classes, by_bound.size() - a, same ? &best->styles : nullptr);
-    if (arrangement->mesh.size(search.options.tensor_dim) == 1) continue;
-    for (const auto& [key, trial] : trials.done()) {
-      if (best == nullptr || is_better(trial, *best)) best = &trial;
+// The arrangements by their lower bounds, those with the same in their order.
+void sort_by_bound(RunningSearch& search, const std::vector<ModelArrangement>& arrangements) {
+  for (const ModelArrangement& a : arrangements) search.waiting.emplace_back(least_seconds(search.model(a), a), &a);
+  absl::c_stable_sort(search.waiting, [](const auto& a, const auto& b) { return a.first < b.first; });
+}
+
+// Of the choices that fit, with a tensor dim larger than 1; null: none does.
+const LayoutTrial* best_with_styles(const AllTrials& all) {
+  const LayoutTrial* best = nullptr;
+  for (const auto& trials : all) {
+    for (const auto& [key, trial] : trials->done()) {
+      const bool counts = trial.fits && trial.layouts.mesh.back().second > 1;
+      if (counts && (best == nullptr || is_better(trial, *best))) best = &trial;
     }
+  }
+  return best;
+}
+
+// Tries choices for the waiting arrangements, the one with the smallest lower bound of its time first, and none whose
+// bound is above the best so far.
+void search_waiting(RunningSearch& search) {
+  for (; search.next < search.waiting.size(); ++search.next) {
+    const auto& [bound, arrangement] = search.waiting[search.next];
+    if (bound > search.least) return;
+    const LayoutTrial* best = best_with_styles(search.all);
+    const auto has_styles = [&](const ModelArrangement& a) { return a.mesh.size(search.options.tensor_dim) > 1; };
+    const auto before = search.waiting.begin() + static_cast<ptrdiff_t>(search.next);
+    const bool first = has_styles(*arrangement) && std::none_of(search.waiting.begin(), before,
+                                                                [&](const auto& w) { return has_styles(*w.second); });
+    const TriedModel& model = search.model(*arrangement);
+    LayoutTrials& trials = *search.all.emplace_back(std::make_unique<LayoutTrials>(model, *arrangement));
+    const size_t classes = model.classes.classes.size(), left = search.waiting.size() - search.next;
+    const bool same = best != nullptr && best->styles.classes.size() == classes;
+    search_arrangement(search, trials, classes, first ? std::min<size_t>(left, 2) : left,
+                       same ? &best->styles : nullptr);
   }
 }
 
@@ -228,13 +253,14 @@ ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vecto
   TORCH_CHECK_VALUE(make, "[search_module_layouts] make is an empty function");
   check_options(options, inputs);
   const std::vector<ModelArrangement> arrangements = model_arrangements(options, inputs);
-  RunningSearch search{options};
+  RunningSearch search{make, inputs, options};
   ModuleLayoutSearch& result = search.result;
   result.complete = true;
   const bool pipelines = absl::c_any_of(arrangements, [](const auto& a) { return a.schedule.has_value(); });
-  (pipelines ? search_with_pipelines : search_each)(search, make, inputs, arrangements);
+  (pipelines ? sort_by_bound : search_each)(search, arrangements);
   BestTrial best;
   for (bool settled = false; !settled;) {
+    search_waiting(search);
     best = best_of(search.all);
     check_best(*best.trial, options.max_bytes);
     const int64_t steps = best.trials->steps();
@@ -243,6 +269,7 @@ ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vecto
       result.gains = gains_of(*best.trial, search.models.at(best.trial->layouts.settings).classes, *best.trials);
     } else {
       best.trials->run_whole(*best.trial);
+      search.least = least_of(search.all);  // more than before where that does not fit
     }
     result.steps += best.trials->steps() - steps;
     search.report();

@@ -25,8 +25,9 @@
 // rank has the layers of the slowest stage and all that is outside the repeated layers, so that the time is an upper
 // estimate, and not less than what the pipeline needs where tables and head are on one of the stages. Gradients are
 // reduced once a step. Then the mesh, schedule and micro-batches with the smallest lower bound of the time come first,
-// those whose bound is above the best time so far are left out, and all but the first with a tensor dim larger than 1
-// start with the best styles so far and are improved in one class.
+// and those whose bound is above the best time so far are left out, unless that does not fit on all layers. Once a
+// choice with a tensor dim larger than 1 fits, the others start with the best such styles and are improved in one
+// class.
 #pragma once
 
 #include <ATen/core/Tensor.h>

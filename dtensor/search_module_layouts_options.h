@@ -75,8 +75,10 @@ struct SearchModuleLayoutsOptions {
   // Unset: a step is forward and backward; what optimizers hold counts only with one.
   std::function<std::shared_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> parameters)> optimizer = nullptr;
   int64_t max_bytes = std::numeric_limits<int64_t>::max();  // of a rank
-  // Choices that are run at most, in equal shares for the meshes, settings and numbers of micro-batches; besides, each
-  // choice that is the best takes one on all layers, until one fits, and each class of it may take one.
+  // Choices that are run at most, in equal shares for the meshes, settings and numbers of micro-batches, but at least
+  // one for each as long as there are any; with pipelines the first one with a tensor dim larger than 1 may take half
+  // of them. Besides, each choice that is the best takes one on all layers, until one fits, and each class of it may
+  // take one.
   int64_t max_steps = 5000;
   std::optional<CostModel> cost_model = std::nullopt;  // unset: that of a new abstract world
   c10::DeviceType device_type = c10::DeviceType::CPU;  // of the tensors

@@ -79,16 +79,13 @@ void run_on_one_rank(TriedModel& tried) {
   tried.classes = module_classes(*whole.model);
   TORCH_CHECK_VALUE(!tried.classes.classes.empty(), "[search_module_layouts] the model, a ", whole.model->name(),
                     ", has no parameters, so that there are no layouts to choose");
-  std::map<int64_t, double> product_seconds;
   for (const int64_t layers : layers_of_all_trials(o)) {
     TrialStep step(tried, one, none, layers);
     if (layers != 1) check_classes(tried.classes, module_classes(step.model()), layers);
     const StepPrediction of = predict_step([&] { step.run_micro_batch(); }, one.mesh.world());
-    product_seconds[layers] = std::max(of.product_seconds - of.start_seconds, 0.);
+    tried.product_seconds[layers] = of.product_seconds - of.start_seconds;
     for (const at::Tensor& p : step.model().parameters()) tried.has_gradient[layers].push_back(p.grad().defined());
   }
-  tried.product_seconds = o.layers > 3 ? seconds_of_layers(product_seconds.at(2), product_seconds.at(3), o.layers)
-                                       : product_seconds.at(o.layers);
 }
 
 const TriedModel& tried_model(TriedModels& models, TriedModel model) {
@@ -124,7 +121,12 @@ const LayoutTrial* LayoutTrials::find(const ClassStyles& styles) const {
   return found == done_.end() ? nullptr : &found->second;
 }
 
-const LayoutTrial& LayoutTrials::run(const ClassStyles& styles) { return run(layouts_of(styles), styles); }
+const LayoutTrial& LayoutTrials::run(const ClassStyles& styles) {
+  ClassStyles applied = styles;
+  if (arrangement_.mesh.size(tried_.options.tensor_dim) == 1)
+    applied = {styles.groups, false, std::vector<ClassStyle>(styles.classes.size(), ClassStyle::kReplicated)};
+  return run(layouts_of(applied), applied);
+}
 
 const LayoutTrial& LayoutTrials::run(ModuleLayouts layouts, const ClassStyles& styles) {
   layouts.mesh = mesh_sizes(arrangement_.mesh);
@@ -137,6 +139,7 @@ const LayoutTrial& LayoutTrials::run(ModuleLayouts layouts, const ClassStyles& s
   if (!added) return it->second;
   it->second.styles = styles;
   it->second.layouts = std::move(layouts);
+  it->second.layouts.step = {}, it->second.layouts.memory = {};
   LayoutTrial& trial = it->second;
   trial.failure = error_of([&] {
     const auto predicted = run_step(trial.layouts, trial.layouts.step.peak_bytes);

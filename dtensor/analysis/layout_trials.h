@@ -47,7 +47,7 @@ struct PredictedChoice {
 };
 
 struct LayoutTrial {
-  ClassStyles styles;
+  ClassStyles styles;  // all replicated where the tensor dim has one rank
   ModuleLayouts layouts;
   bool ran = false;  // false: it failed, or was not run, and layouts.step has only a lower bound of its memory
   std::optional<PredictedChoice> whole;  // after run_whole(); layouts.step stays but for a peak beyond max_bytes
@@ -70,8 +70,8 @@ class LayoutTrials {
   // Runs each choice once, however often it is asked for, and one whose parameters and gradients alone exceed max_bytes
   // not at all: it does not fit, and its peak is what these take.
   const LayoutTrial& run(const ClassStyles& styles);
-  // Likewise, for layouts of any kind; what they have of the arrangement becomes that of the trials. `styles`:
-  // LayoutTrial::styles.
+  // Likewise, for layouts of any kind; what they have of the arrangement becomes that of the trials, and what was
+  // predicted of them before does not count. `styles`: LayoutTrial::styles.
   const LayoutTrial& run(ModuleLayouts layouts, const ClassStyles& styles = {});
   // One of done(): sets `whole` to its second step on all layers of the model, or of a pipeline rank, and `fits` and
   // `failure` as they are there.

@@ -104,11 +104,11 @@ std::vector<std::optional<PipelineSchedule>> pipelines_of(const SearchModuleLayo
   return all;
 }
 
-// With another number of micro-batches. False: the schedule is none for that number.
-bool has_micro_batches(std::optional<PipelineSchedule>& schedule, int64_t count) {
+// Changes the number of micro-batches. False: the schedule is none for that number.
+bool set_micro_batches(std::optional<PipelineSchedule>& schedule, int64_t count) {
   if (!schedule) return true;
   const int64_t per_rank = schedule->num_stages / schedule->num_ranks;
-  if (per_rank > 1 && count % schedule->num_ranks != 0) return false;  // interleaved_schedule()
+  if (!pipeline_schedule_fault(schedule->name, schedule->num_ranks, per_rank, count).empty()) return false;
   schedule = make_pipeline_schedule(schedule->name, schedule->num_ranks, per_rank, count);
   return true;
 }
@@ -156,7 +156,7 @@ std::vector<ModelArrangement> model_arrangements(const SearchModuleLayoutsOption
         for (const int64_t count : o.micro_batches) {
           if (shape[0] > batch / count) continue;  // ranks without rows
           std::optional<PipelineSchedule> schedule = pipeline;
-          if (!has_micro_batches(schedule, count)) continue;
+          if (!set_micro_batches(schedule, count)) continue;
           all.push_back({make_search_mesh(o, shape[0], shape[1]), combination(o.settings, n), count, schedule});
         }
       }

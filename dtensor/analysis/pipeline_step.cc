@@ -58,12 +58,18 @@ void add_waiting(PhasedStep& step, const PipelineSchedule& schedule, const Stage
   add_step(step.step, transfers, 1);
 }
 
-double least_seconds(const SearchModuleLayoutsOptions& o, const ModelArrangement& arrangement, double product_seconds) {
-  const double work = product_seconds / static_cast<double>(o.ranks);
+double least_seconds(const TriedModel& tried, const ModelArrangement& arrangement) {
+  const World world = arrangement.mesh.world();
+  if (!cost_model(world)->operators.empty()) return 0;
+  const double work = product_seconds_of(tried, arrangement.layers_of_rank(tried.options.layers)) /
+                      static_cast<double>(arrangement.mesh.size());
   if (!arrangement.schedule) return work;
-  // A split between forward and backward is not known; the longer backward, the shorter the bubble of some schedules.
+  // Until its first forward and after its last backward, the last pipeline rank waits for one of both in a stage of
+  // each other rank. ZB-H1 makes only the longer of forward and half a backward wait: of both at least a third.
+  const PipelineSchedule& schedule = *arrangement.schedule;
+  const double share = schedule.name == "ZB-H1" ? 1. / 3 : 1. / static_cast<double>(arrangement.stages_per_rank());
   const double of_one = work / static_cast<double>(arrangement.micro_batches);
-  return arrangement.schedule->simulate(times_of_stage(*arrangement.schedule, 0, of_one)).seconds;
+  return work + static_cast<double>(schedule.num_ranks - 1) * share * of_one;
 }
 
 }  // namespace dtensor::internal

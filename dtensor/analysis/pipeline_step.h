@@ -5,6 +5,7 @@
 
 #include "dtensor/analysis/model_arrangements.h"
 #include "dtensor/analysis/step_sum.h"
+#include "dtensor/analysis/trial_step.h"
 #include "dtensor/apply_layouts.h"
 #include "dtensor/search_module_layouts_options.h"
 
@@ -26,8 +27,10 @@ StageTransfer stage_transfer(const SearchModuleLayoutsOptions& options, const Mo
 // split backward are half of it each.
 void add_waiting(PhasedStep& step, const PipelineSchedule& schedule, const StageTransfer& transfer);
 
-// No layouts are faster than this: the products of the model, divided evenly among all ranks, and the bubble for them.
-double least_seconds(const SearchModuleLayoutsOptions& options, const ModelArrangement& arrangement,
-                     double product_seconds);
+// No layouts are predicted to be faster than this: the products of the layers that a pipeline rank has, divided evenly
+// among its ranks, and the shortest bubble for them, however long forward and backward are. 0 if the cost model has
+// measured operators, as times of small products that were measured may be any part of those of large ones. REQUIRES:
+// run_on_one_rank(tried).
+double least_seconds(const TriedModel& tried, const ModelArrangement& arrangement);
 
 }  // namespace dtensor::internal

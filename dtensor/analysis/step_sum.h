@@ -13,7 +13,7 @@ namespace dtensor::internal {
 // The row of the same collective, mesh dims and level; a new one, with counts of 0, if there is none.
 PredictedCollectives& row_like(std::vector<PredictedCollectives>& rows, const PredictedCollectives& row);
 
-// Adds the terms of `part`, `times` as large, to those of `sum`; not the memory.
+// Adds all terms of `part`, `times` as large, to those of `sum`, with the bubble; not the memory.
 void add_step(StepPrediction& sum, const StepPrediction& part, double times);
 
 inline int64_t bytes_of_layers(int64_t two, int64_t three, int64_t layers) {

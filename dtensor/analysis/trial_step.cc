@@ -62,6 +62,11 @@ int64_t others_in_flight(const PipelineSchedule& schedule, int64_t at_most) {
 
 }  // namespace
 
+double product_seconds_of(const TriedModel& tried, int64_t layers) {
+  const std::map<int64_t, double>& of = tried.product_seconds;
+  return std::max(layers > 3 ? seconds_of_layers(of.at(2), of.at(3), layers) : of.at(layers), 0.);
+}
+
 ModelWithLoss make_model(const TriedModel& tried, int64_t layers) {
   ModelWithLoss made = tried.make({layers, tried.settings});
   TORCH_CHECK_VALUE(made.model != nullptr, "[search_module_layouts] make() returned no model");
@@ -168,7 +173,8 @@ PhasedStep TrialStep::predict() {
     const std::vector<at::Tensor> parameters = made_.model->parameters();
     const auto reduce = [&] {
       reduce_gradients(parameters);
-      parameters.front().alias();  // takes no time: predict_timeline() wants an operator
+      // predict_timeline() wants an operator; it takes no time, or that of a "view" among measured operators.
+      parameters.front().alias();
     };
     const StepTimeline reduction = predict_timeline(reduce, arrangement_.mesh.world());
     add_phases(result, reduction.spans);

@@ -25,8 +25,12 @@ struct TriedModel {
   ModuleClasses classes = {};
   // By the number of layers that trials run: whether a step on one rank makes a gradient, in the order of parameters().
   std::map<int64_t, std::vector<bool>> has_gradient = {};
-  double product_seconds = 0;  // of a step of all layers on one rank
+  // Likewise: of the products of a step on one rank, less the starts of all operators, so that it may be negative.
+  std::map<int64_t, double> product_seconds = {};
 };
+
+// A lower bound of the products of a step of `layers` layers on one rank. REQUIRES: the number of a trial's layers.
+double product_seconds_of(const TriedModel& tried, int64_t layers);
 
 // A new model. Errors (ValueError): no model, or no function for the loss.
 ModelWithLoss make_model(const TriedModel& tried, int64_t layers);

@@ -185,7 +185,7 @@ TEST_CASE("search_module_layouts: a pipeline is predicted as its slowest rank ru
   SECTION("interleaved 1F1B") { check({8, 4, 4, "interleaved 1F1B"}, false); }
 }
 
-TEST_CASE("search_module_layouts: groups of fully_shard() in a pipeline are gathered once for all in flight",
+TEST_CASE("search_module_layouts: a pipeline rank with groups of fully_shard() is predicted as its program runs",
           "[dtensor][search_pipelines]") {
   SearchModuleLayoutsOptions options = two_nodes();
   const std::vector<Tensor> inputs = sequences();
@@ -256,9 +256,14 @@ TEST_CASE("advise_module_layouts: layouts with a pipeline", "[dtensor][search_pi
   options.micro_batches = {1, 4};
   ModuleLayouts now{{{"dp", 2}, {"tp", 2}}, {}, {}, {}};
   now.stages = 2, now.schedule = "1F1B", now.micro_batches = 1;
+  now.memory.gradients = 1ll << 40;  // of another prediction
   const LayoutAdvice advice = advise_module_layouts(make_blocks, sequences(), now, options);
   CAPTURE(advice.explain());
   check_step(advice.now, options);
+  const LayoutMemory& memory = advice.now.memory;
+  CHECK(memory.gradients < advice.now.step.peak_bytes);
+  CHECK(memory.parameters + memory.gradients + memory.optimizer_states + memory.activations ==
+        advice.now.step.peak_bytes);
   CHECK(advice.best.micro_batches == 4);
   CHECK(std::any_of(advice.changes.begin(), advice.changes.end(),
                     [](const AdvisedChange& c) { return c.reason.find("bubble +") != std::string::npos; }));
