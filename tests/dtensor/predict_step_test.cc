@@ -114,7 +114,7 @@ TEST_CASE("predict_step: an operator with a measured time takes that", "[dtensor
   CHECK(p.product_seconds == 5);
   const double add = 0.5 + 2 * part / 2e11;
   CHECK(p.operator_seconds == Approx(3 + add + 0.5 + 2 * (7 - 0.5)));  // relu reads and writes a part each
-  CHECK(p.operators == 1);                               // the addition, which has no row
+  CHECK(p.operators == 1);                                             // the addition, which has no row
   CHECK(p.start_seconds == 0.5);
   const StepTimeline timeline = predict_timeline(step, world);
   REQUIRE(timeline.spans.size() == 4);
