@@ -23,7 +23,9 @@ LIMITS = {
     "five redistributions": (150_000, 160_000),
     "add": (4_000, 4_400),
     "add_": (4_000, 2_200),
-    "mul by a number": (4_000, 4_200),  # 2,107 to 3,848 on one machine, by the environment of the process
+    # 2,107 to 4,882 on one machine, and plain LibTorch's own 15,580 to 16,833, by the environment of the process and what
+    # else is in the program.
+    "mul by a number": (4_000, 5_400),
     "mm of 8 x 8": (4_000, 4_250),
     "view": (4_000, 5_500),
     "detach": (4_000, 3_400),
