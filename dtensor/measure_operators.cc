@@ -111,31 +111,24 @@ double median_seconds(std::vector<Sample>& samples) {
   return middle->seconds;
 }
 
-// Of different operators: the median of those with amounts within a factor of 4.
-std::vector<OperatorTime> medians(const std::vector<Sample>& samples) {
-  std::map<int64_t, std::vector<Sample>> by_size;
-  for (const Sample& s : samples) by_size[std::llround(std::log2(s.amount) / 2)].push_back(s);
-  std::vector<OperatorTime> times;
-  for (auto& [size, like] : by_size) {
-    double amounts = 0;
-    for (const Sample& s : like) amounts += s.amount;
-    times.push_back({amounts / static_cast<double>(like.size()), median_seconds(like)});
-  }
-  return times;
+double mean_seconds(std::vector<Sample>& samples) {
+  double seconds = 0;
+  for (const Sample& s : samples) seconds += s.seconds;
+  return seconds / static_cast<double>(samples.size());
 }
 
-// One time for amounts that differ by less than a fifth: the means of both.
-std::vector<OperatorTime> merged(const std::vector<Sample>& samples) {
-  struct Sum {
-    double amounts = 0, seconds = 0, count = 0;
-  };
-  std::map<int64_t, Sum> by_size;
-  for (const Sample& s : samples) {
-    Sum& sum = by_size[s.amount > 0 ? std::llround(4 * std::log2(s.amount)) : -1];
-    sum.amounts += s.amount, sum.seconds += s.seconds, ++sum.count;
-  }
+// One time for the amounts in each of `sizes` parts between two powers of 2: `seconds_of` those, and their mean amount.
+// REQUIRES: the amounts are greater than 0.
+std::vector<OperatorTime> by_size(const std::vector<Sample>& samples, double sizes,
+                                  double (*seconds_of)(std::vector<Sample>&)) {
+  std::map<int64_t, std::vector<Sample>> parts;
+  for (const Sample& s : samples) parts[std::llround(sizes * std::log2(s.amount))].push_back(s);
   std::vector<OperatorTime> times;
-  for (const auto& [size, sum] : by_size) times.push_back({sum.amounts / sum.count, sum.seconds / sum.count});
+  for (auto& [size, like] : parts) {
+    double amounts = 0;
+    for (const Sample& s : like) amounts += s.amount;
+    times.push_back({amounts / static_cast<double>(like.size()), seconds_of(like)});
+  }
   return times;
 }
 
@@ -184,7 +177,7 @@ OperatorTimes measure_operators(const std::vector<std::function<void()>>& steps,
       // The mean would have the time in which memory of large tensors is freed before views.
       times[name] = {{0, median_seconds(samples)}};
     } else {
-      times[name] = name == "other" ? medians(samples) : merged(samples);
+      times[name] = name == "other" ? by_size(samples, 0.5, median_seconds) : by_size(samples, 4, mean_seconds);
     }
   }
   return times;
