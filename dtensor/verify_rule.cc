@@ -78,10 +78,11 @@ class Verifier {
   }
 
  private:
-  static DeviceMesh mesh_of(const std::vector<int64_t>& shape) {
+  DeviceMesh mesh_of(const std::vector<int64_t>& shape) const {
     int64_t ranks = 1;
     for (const int64_t n : shape) ranks *= n;
-    return DeviceMesh(World::local(ranks), shape);
+    const c10::Device device = call_.tensors().empty() ? c10::kCPU : call_.tensors()[0].device();
+    return DeviceMesh(World::local(ranks, device), shape);
   }
 
   void note(RuleFinding::Kind kind, const DeviceMesh& mesh, const Layouts& layouts, const std::string& what) {

@@ -25,8 +25,8 @@
 
 namespace dtensor {
 
-// One call. Tensors are plain, on the CPU, preferably float64; arguments in schema order, omitted ones at the end take
-// their defaults.
+// One call. Tensors are plain, on one device, preferably float64; arguments in schema order, omitted ones at the end
+// take their defaults.
 struct OpSample {
   std::string op;  // "aten::add.Tensor", "mylib::squared_distances"
   std::vector<c10::IValue> args;
@@ -39,7 +39,7 @@ struct VerifyRuleOptions {
   bool gradients = true;
   bool strategies = true;  // try the offered strategies one by one
   // Look for missing strategies. That runs the operator on parts that need not fit each other: a kernel that does not
-  // check its arguments may end the process.
+  // check its arguments may end the process, or make its GPU unusable for it.
   bool missing = true;
   double tolerance = 1e-8;  // for float64, relative to the largest element; wider for narrower dtypes
 };

@@ -43,8 +43,8 @@ c10::OperatorHandle find_operator(const std::string& text) {
 at::Tensor addend(const at::Tensor& value, ReduceOp op, int64_t size, int64_t coordinate, uint64_t seed) {
   const auto noise = [&](int64_t of) {
     at::Generator generator = at::detail::createCPUGenerator(absl::HashOf(seed, of));
-    const at::Tensor z = at::empty(value.sizes(), value.options().dtype(at::kDouble)).uniform_(-1, 1, generator);
-    return z.mul(8).round().div(8).to(value.scalar_type());  // few digits: equal values stay equal in sums
+    const at::Tensor z = at::empty(value.sizes(), at::kDouble).uniform_(-1, 1, generator);
+    return z.mul(8).round().div(8).to(value.options());  // few digits: equal values stay equal in sums
   };
   const int64_t holder = static_cast<int64_t>(seed % static_cast<uint64_t>(size));
   const bool holds = coordinate == holder;
@@ -160,7 +160,8 @@ ExpectedResults::ExpectedResults(const SampleCall& call, bool gradients, uint64_
   }
   for (const at::Tensor& r : results_.tensors) {
     const bool wants = r.defined() && r.requires_grad();
-    seeds_.push_back(wants ? at::randn(r.sizes(), generator, r.options().requires_grad(false)) : at::Tensor());
+    const auto on_cpu = r.defined() ? r.options().requires_grad(false).device(at::kCPU) : at::TensorOptions();
+    seeds_.push_back(wants ? at::randn(r.sizes(), generator, on_cpu).to(r.device()) : at::Tensor());
   }
   try {
     gradients_ = gradients_of(results_.tensors, seeds_, inputs);

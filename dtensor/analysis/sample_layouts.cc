@@ -135,7 +135,7 @@ std::vector<Tensors> other_values(const SampleCall& call) {
   at::Generator generator = at::detail::createCPUGenerator(1);
   const auto reordered = [&](const at::Tensor& all, const at::Tensor& like) {
     const at::Tensor order = at::randperm(all.numel(), generator, at::kLong, c10::kStrided, c10::kCPU, false);
-    return all.index_select(0, order.narrow(0, 0, like.numel())).view(like.sizes());
+    return all.index_select(0, order.narrow(0, 0, like.numel()).to(all.device())).view(like.sizes());
   };
   add([&](const at::Tensor& t) { return reordered(t.flatten(), t); });
   add([&](const at::Tensor& t) { return reordered(t.scalar_type() == at::kBool ? ~t.flatten() : t.flatten(), t); });
@@ -151,7 +151,7 @@ std::vector<Tensors> other_values(const SampleCall& call) {
     add([&](const at::Tensor& t) {
       if (t.numel() == 0) return t.clone();
       const at::Tensor which = at::randint(values, {t.numel()}, generator, at::kLong) * (t.numel() - 1);
-      return t.flatten().index_select(0, which).view(t.sizes());
+      return t.flatten().index_select(0, which.to(t.device())).view(t.sizes());
     });
   }
   return result;

@@ -29,10 +29,10 @@ struct Place {
   std::vector<double> values;
 };
 
-// Wide enough for sums and products; integers are exact, and wrap as their dtype's own arithmetic does.
+// On the CPU. Wide enough for sums and products; integers are exact, and wrap as their dtype's own arithmetic does.
 at::Tensor widened(const at::Tensor& t) {
   const auto dtype = t.is_complex() ? at::kComplexDouble : t.is_floating_point() ? at::kDouble : at::kLong;
-  return t._is_zerotensor() ? at::zeros(t.sizes(), dtype) : t.detach().resolve_conj().resolve_neg().to(dtype);
+  return t._is_zerotensor() ? at::zeros(t.sizes(), dtype) : t.detach().resolve_conj().resolve_neg().cpu().to(dtype);
 }
 
 at::Tensor combine(const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
@@ -133,7 +133,7 @@ double tolerance_of(c10::ScalarType dtype) {
 
 std::vector<double> numbers(const at::Tensor& t) {
   if (t._is_zerotensor()) return std::vector<double>(t.numel() * (t.is_complex() ? 2 : 1));  // has no memory
-  at::Tensor all = t.detach().resolve_conj().resolve_neg();
+  at::Tensor all = t.detach().resolve_conj().resolve_neg().cpu();
   all = all.is_complex() ? at::view_as_real(all.to(at::kComplexDouble)).contiguous() : all.to(at::kDouble).contiguous();
   std::vector<double> values(all.numel());
   if (!values.empty()) std::memcpy(values.data(), all.const_data_ptr<double>(), values.size() * sizeof(double));

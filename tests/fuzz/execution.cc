@@ -94,6 +94,16 @@ bool differentiable(const at::Tensor& t) { return t.defined() && (t.is_floating_
 
 }  // namespace
 
+namespace {
+c10::Device& device_setting() {
+  static c10::Device device = c10::kCPU;
+  return device;
+}
+}  // namespace
+
+c10::Device program_device() { return device_setting(); }
+void set_program_device(c10::Device device) { device_setting() = device; }
+
 const DeviceMesh& mesh_of(const std::vector<int64_t>& shape) {
   static auto* meshes = new std::map<std::vector<int64_t>, DeviceMesh>;
   static auto* worlds = new std::map<int64_t, World>;
@@ -102,7 +112,7 @@ const DeviceMesh& mesh_of(const std::vector<int64_t>& shape) {
   int64_t size = 1;
   for (int64_t n : shape) size *= n;
   auto world = worlds->find(size);
-  if (world == worlds->end()) world = worlds->emplace(size, World::local(size)).first;
+  if (world == worlds->end()) world = worlds->emplace(size, World::local(size, program_device())).first;
   return meshes->emplace(shape, DeviceMesh(world->second, shape)).first->second;
 }
 
@@ -123,12 +133,14 @@ std::vector<int> written_by(const Step& step) {
 }
 
 void Execution::add(const Leaf& leaf) {
-  at::Tensor t = value_of(leaf);
+  at::Tensor t = value_of(leaf).to(device_);
   if (mesh_.defined()) {
     if (is_partial(leaf)) {
       FromLocalOptions options;
       options.shape = leaf.sizes;
-      t = from_local(parts_of(leaf, mesh_), mesh_, leaf.placements, options).clone();
+      auto parts = parts_of(leaf, mesh_);
+      for (at::Tensor& part : parts) part = part.to(device_);
+      t = from_local(parts, mesh_, leaf.placements, options).clone();
     } else {
       t = distribute_tensor(t, mesh_, leaf.placements);
     }
@@ -178,6 +190,7 @@ at::Tensor Execution::seed(const at::Tensor& output, Program::Seeds seeds, int n
   const auto real = at::kDouble;
   at::Tensor w = at::arange(output.numel(), real).mul(0.7).add(number).cos().view(output.sizes());
   w = output.is_complex() ? at::complex(w, w.mul(2).sin()).to(output.scalar_type()) : w.to(output.scalar_type());
+  w = w.to(device_);
   if (!mesh_.defined() || !is_dtensor(output)) return w;
   Leaf leaf;
   leaf.placements = Placements(mesh_.ndim(), Replicate());

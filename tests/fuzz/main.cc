@@ -23,6 +23,8 @@ ABSL_FLAG(int64_t, programs, -1,
           "stop before the program of this number; -1: when the time is over; fuzz_test has 3000");
 ABSL_FLAG(int64_t, replay, -1, "run this program of the seed alone");
 ABSL_FLAG(int64_t, steps, 6, "the most steps that a program has");
+ABSL_FLAG(std::string, device, "cpu",
+          "what programs run on, as \"cuda:0\"; the program must have libtorch_cuda loaded, as by LD_PRELOAD");
 ABSL_FLAG(double, shrink_seconds, 20, "how long to make a program that shows a finding smaller");
 ABSL_FLAG(std::string, open, "",
           "a file of findings that wait to be mended, a line each as they are printed; they are no failure");
@@ -54,6 +56,7 @@ int fuzz() {
   if (is_test && options.programs < 0) options.programs = testing::long_tests() ? 20000 : 3000;
   options.only = absl::GetFlag(FLAGS_replay);
   options.most_steps = absl::GetFlag(FLAGS_steps);
+  options.device = c10::Device(absl::GetFlag(FLAGS_device));
   options.shrink_seconds = absl::GetFlag(FLAGS_shrink_seconds);
   options.open = lines_of(absl::GetFlag(FLAGS_open));
   if (options.most_steps < 1) throw tools::UsageError("--steps must be 1 at least");

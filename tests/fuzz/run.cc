@@ -64,7 +64,8 @@ std::string what_differs(const std::string& message) {
 
 class Comparison {
  public:
-  explicit Comparison(const Program& program) : program_(program), distributed_(mesh_of(program.mesh)) {}
+  explicit Comparison(const Program& program)
+      : program_(program), plain_(program_device()), distributed_(mesh_of(program.mesh)) {}
 
   Outcome run() {
     for (const Leaf& leaf : program_.leaves) add(leaf);
@@ -245,7 +246,9 @@ class Comparison {
     return distributed_.gradients(program_, order);
   }
 
-  static at::Tensor zeros_for(const at::Tensor& t) { return at::zeros(t.sizes(), at::TensorOptions(t.scalar_type())); }
+  static at::Tensor zeros_for(const at::Tensor& t) {
+    return at::zeros(t.sizes(), at::TensorOptions(t.scalar_type()).device(program_device()));
+  }
 
   const Program& program_;
   Execution plain_, distributed_;

@@ -43,6 +43,9 @@ ABSL_FLAG(int64_t, samples, 2, "of every operator");
 ABSL_FLAG(int64_t, layouts, 24, "of a sample on every mesh, at most");
 ABSL_FLAG(int64_t, seed, 1, "of samples and layouts");
 ABSL_FLAG(int64_t, every, 1, "only each so many-th operator");
+ABSL_FLAG(std::string, device, "cpu",
+          "where samples are, as \"cuda:0\"; the program must have libtorch_cuda loaded, as by LD_PRELOAD. Strategies "
+          "that are missing are looked for on the CPU only");
 ABSL_FLAG(
     bool, brief, false,
     "unless DTENSOR_LONG_TESTS is set: only operators that write to none of their arguments, as in-place and out= "
@@ -217,6 +220,31 @@ Options brief(const VerifyRuleOptions& options) {
 
 using Samples = std::vector<OpSample>;
 
+// The tensors of a sample on --device. Only in processes that are started for the samples, since CUDA does not survive
+// fork().
+std::vector<OpSample> on_device(std::vector<OpSample> samples) {
+  const c10::Device device(absl::GetFlag(FLAGS_device));
+  if (device.is_cpu()) return samples;
+  const auto moved = [&](const at::Tensor& t) { return t.defined() ? t.to(device) : t; };
+  for (OpSample& sample : samples) {
+    for (c10::IValue& value : sample.args) {
+      if (value.isTensor()) {
+        value = moved(value.toTensor());
+      } else if (value.isTensorList()) {
+        c10::List<at::Tensor> list;
+        for (const at::Tensor& t : value.toTensorVector()) list.push_back(moved(t));
+        value = list;
+      } else if (value.isOptionalTensorList()) {
+        c10::List<std::optional<at::Tensor>> list;
+        for (const std::optional<at::Tensor>& t : value.toOptionalTensorList())
+          list.push_back(t ? std::optional(moved(*t)) : t);
+        value = list;
+      }
+    }
+  }
+  return samples;
+}
+
 // What a separate process finds of several operators, of fewer if it ended early.
 std::vector<Outcome> verified_apart(const std::vector<Samples>& operators, const Options& options) {
   std::FILE* const file = std::tmpfile();
@@ -226,7 +254,7 @@ std::vector<Outcome> verified_apart(const std::vector<Samples>& operators, const
   TORCH_CHECK(child >= 0, "cannot start a process");
   if (child == 0) {
     for (const Samples& samples : operators) {
-      verified(samples, options).write(file);
+      verified(on_device(samples), options).write(file);
       std::fflush(file);
     }
     _exit(0);
@@ -298,6 +326,7 @@ int run() {
   options.most_layouts = full ? 4096 : absl::GetFlag(FLAGS_layouts);
   options.seed = static_cast<uint64_t>(absl::GetFlag(FLAGS_seed));
   options.tolerance = 1e-6;
+  options.missing = c10::Device(absl::GetFlag(FLAGS_device)).is_cpu();
   const Options all_options = is_brief ? brief(options) : Options{options};
   const auto known = read_known(absl::GetFlag(FLAGS_known));
   std::set<std::string> found;  // as known

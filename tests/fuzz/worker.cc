@@ -10,8 +10,11 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <stdexcept>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "tests/fuzz/execution.h"
 #include "tests/fuzz/generate.h"
 #include "tests/fuzz/print_cpp.h"
 #include "tests/fuzz/shrink.h"
@@ -60,11 +63,18 @@ std::string name_of_end(int status) {
   return WTERMSIG(status) == SIGALRM ? absl::StrCat("takes more than ", kLongest, " s") : strsignal(WTERMSIG(status));
 }
 
+// Error: the device does not work any more, as after a failed assertion in a kernel.
+Outcome run_or_end(const Program& program) {
+  Outcome outcome = run(program);
+  if (absl::StrContains(outcome.message, "CUDA error")) throw std::runtime_error(outcome.message);
+  return outcome;
+}
+
 // In a separate process: a crash is an outcome.
 Outcome run_apart(const Program& program) {
   const int status = in_child([&] {
     alarm(kLongest);
-    run(program);
+    run_or_end(program);
   });
   Outcome outcome;
   if (status == 0) return outcome;
@@ -167,14 +177,14 @@ class Worker {
     alarm(kLongest);
     const Program program = make(index);
     if (options_.only >= 0) say(to_string(program));
-    const Outcome outcome = run(program);
+    const Outcome outcome = run_or_end(program);
     tally_.count(program, outcome);
     alarm(0);
     if (options_.only >= 0) say(absl::StrCat(to_string(outcome.kind), " ", outcome.op, " ", outcome.message, "\n"));
     if (!is_finding(outcome.kind)) return;
     alarm(kLongest +
           static_cast<unsigned>(options_.shrink_seconds));  // a smaller program may hang where this one does not
-    report(options_, tally_, program, outcome, run);
+    report(options_, tally_, program, outcome, run_or_end);
     alarm(0);
   }
 
@@ -186,6 +196,7 @@ class Worker {
 }  // namespace
 
 void run_programs(const WorkerOptions& options, Tally& tally) {
+  set_program_device(options.device);
   Worker worker(options, tally, Clock::now());
   tally.seed = options.seed;
   tally.index = static_cast<uint64_t>(options.only >= 0 ? options.only : options.first);

@@ -1,6 +1,8 @@
 // Runs programs in separate processes, so that a crash is a finding like any other.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -17,7 +19,8 @@ struct WorkerOptions {
   int64_t only = -1;           // only this program
   double shrink_seconds = 20;  // per finding
   int64_t most_steps = 6;
-  std::vector<std::string> open;  // known findings that wait for a fix: only recorded
+  c10::Device device = c10::kCPU;  // that programs run on
+  std::vector<std::string> open;   // known findings that wait for a fix: only recorded
 };
 
 // Runs programs, starting another process after each crash; prints findings as they come. LibTorch must not have been

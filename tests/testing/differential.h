@@ -43,16 +43,21 @@ struct OpCase {
   std::vector<ReduceOp> more_partials = {};  // kinds of Partial to try in addition to the sum
 };
 
-// Meshes (4), (2,2), (3), (2,3) of World::local, made once.
+// What check_op() runs on: DTENSOR_TEST_DEVICE, as "cuda:0", else the CPU.
+c10::Device test_device();
+
+// Meshes (4), (2,2), (3), (2,3) of World::local on test_device(), made once.
 const std::vector<DeviceMesh>& test_meshes();
 
 // In the long form on all test meshes: every combination of layouts on a 1-d mesh, `max_2d` of them on a 2-d mesh. In
 // the short form on one mesh of each number of dims, which depends on the case's name: 40 combinations, and `max_2d`
 // but at most 32. Where there are more, a sample with a fixed seed. Fails the current Catch2 test with op, mesh,
-// placements and the first differing element.
+// placements and the first differing element. On a GPU a case that plain ATen does not take there, since its function
+// makes tensors on the CPU or since ATen has no such kernel, is left out, and a warning says so.
 void check_op(const OpCase& c, int max_2d = 64);
 
-// `full` as the locals of `placements` (Partial: random addends that sum to it), made into a distributed tensor.
+// `full` as the locals of `placements` (Partial: random addends that sum to it) on the devices of the mesh, made into a
+// distributed tensor.
 at::Tensor lay_out(const at::Tensor& full, const DeviceMesh& mesh, const Placements& placements);
 
 // The part of `full` that the i-th local rank holds in a layout without Partials.
