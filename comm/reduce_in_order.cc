@@ -16,6 +16,8 @@
 
 #include "absl/container/inlined_vector.h"
 #include "comm/block_copy.h"
+#include "comm/combine.h"
+#include "comm/reduce_on_gpu.h"
 #include "comm/store_past_caches.h"
 
 namespace dtensor::internal {
@@ -28,41 +30,6 @@ namespace {
 constexpr int64_t kChunk = 512;
 // Elements for one more thread.
 constexpr int64_t kGrain = int64_t{1} << 16;
-
-struct Sum {
-  template <typename T>
-  T operator()(T a, T b) const {
-    if constexpr (std::is_integral_v<T>) {  // overflow wraps, as in ATen
-      using U = std::make_unsigned_t<T>;
-      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
-    } else {
-      return a + b;
-    }
-  }
-};
-struct Product {
-  template <typename T>
-  T operator()(T a, T b) const {
-    if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;
-      return static_cast<T>(static_cast<U>(a) * static_cast<U>(b));
-    } else {
-      return a * b;
-    }
-  }
-};
-struct Min {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return a < b || a != a ? a : b;  // NaN wins
-  }
-};
-struct Max {
-  template <typename T>
-  T operator()(T a, T b) const {
-    return a > b || a != a ? a : b;
-  }
-};
 
 // Memory of one operand, elements `stride` bytes apart.
 struct Elements {
@@ -266,6 +233,7 @@ void reduce_in_order(absl::Span<const at::Tensor> outputs, absl::Span<const at::
       std::all_of(addends.begin(), addends.end(), is_plain_memory)) {
     return reduce_on_cpu(outputs, addends, op == ReduceOp::kAvg, reduce);
   }
+  if (reduce_on_gpu(outputs, addends, op)) return;
   reduce_by_aten(outputs[0], addends, op);
   for (const at::Tensor& output : outputs.subspan(1)) output.copy_(outputs[0]);
 }

@@ -12,12 +12,13 @@
 namespace dtensor::internal {
 
 // Writes the reduction of `addends`, in this order, into every one of `outputs`; half types accumulate in float32. For
-// bool, sum is "or" and product is "and", as ATen's add and mul have it. Devices may differ. On CPU no
-// partial sums pass through memory, and large tensors are shared out to ATen's threads.
+// bool, sum is "or" and product is "and", as ATen's add and mul have it. Devices may differ. On a CPU, and on
+// one GPU (contiguous memory, at most 16 addends and outputs), no partial sums pass through memory; large tensors are
+// shared out to ATen's threads on a CPU.
 // REQUIRES: at least one addend, one shape and dtype; outputs share memory with nothing.
 void reduce_in_order(absl::Span<const at::Tensor> outputs, absl::Span<const at::Tensor> addends, ReduceOp op);
 
-// Bytes that it holds at once per element of an output, besides addends and outputs, if there are several addends.
+// Bytes that it holds at most per element of an output, besides addends and outputs, if there are several addends.
 int64_t reduce_in_order_bytes(at::ScalarType dtype, ReduceOp op);
 
 }  // namespace dtensor::internal

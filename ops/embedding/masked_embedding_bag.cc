@@ -8,7 +8,7 @@
 
 #ifdef DTENSOR_HAVE_CUDA
 #include "ops/kernels/cuda/embedding_bag.h"
-#include "ops/support/cuda_stream.h"
+#include "comm/cuda/run_on_cuda.h"
 #endif
 
 namespace dtensor::internal {

@@ -5,7 +5,7 @@
 
 #ifdef DTENSOR_HAVE_CUDA
 #include "ops/kernels/cuda/philox.h"
-#include "ops/support/cuda_stream.h"
+#include "comm/cuda/run_on_cuda.h"
 #endif
 
 namespace dtensor::internal {
