@@ -18,6 +18,7 @@
 #include "ops/support/core_dims.h"
 #include "ops/support/meta_tensor.h"
 #include "ops/support/plain_numbers.h"
+#include "plan/tensor_meta.h"
 
 namespace dtensor::internal {
 namespace {
@@ -219,6 +220,18 @@ CoreDims cross_dims(const OpCall& call) {
   return dims;
 }
 
+// The results where the libraries of GPUs compute: linalg_lstsq() has another driver by default, which gives residuals,
+// and the second singular vectors are in rows.
+OutputMetas metas_on_gpus(OpCall call, const std::function<OutputMetas(const OpCall&)>& metas) {
+  const std::string& name = call.schema().name();
+  if (const int driver = call.arg_index("driver"); name == "aten::linalg_lstsq" && call.args[driver].isNone())
+    call.args[driver] = "gels";
+  OutputMetas result = metas(call);
+  if (name == "aten::_linalg_svd" && result.tensors[2])
+    result.tensors[2]->strides = row_major_strides(result.tensors[2]->sizes);
+  return result;
+}
+
 // Reports which matrix of a batch failed, on all ranks alike, so that a program may catch the error: whether any matrix
 // failed is one number, which is reduced if the batch is sharded. Only then are the codes gathered.
 void check_errors(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -258,6 +271,9 @@ const RuleFamily linear_algebra_rules("linear_algebra", [](RuleRegistry& registr
     op.any_size = true;
     OpRule rule = core_dims_rule(op);
     rule.flops = matrix_work(op.op);
+    rule.metas = [metas = std::move(rule.metas)](const OpCall& call) {
+      return call.mesh.world().device_type() == c10::DeviceType::CUDA ? metas_on_gpus(call, metas) : metas(call);
+    };
     registry.add(op.op, rule);
   };
   for (const CoreDimsOp& op : kDecompositions) add(op);

@@ -189,6 +189,8 @@ TEST_CASE("systems of equations keep the batch split", "[ops][linear_algebra]") 
     const auto [x, residuals, rank, values] = at::linalg_lstsq(t[0], t[1]);
     return Tensors{x, rank};
   });
+  check("lstsq by qr", {{5, 4, 3}, {5, 4, 2}},
+        [](auto& t) { return tensors(at::linalg_lstsq(t[0].detach(), t[1].detach(), std::nullopt, "gels")); });
   check("lstsq by svd", {{5, 4, 3}, {5, 4, 2}},
         [](auto& t) { return tensors(at::linalg_lstsq(t[0].detach(), t[1].detach(), std::nullopt, "gelsd")); });
   check(
