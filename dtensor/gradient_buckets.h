@@ -37,7 +37,7 @@ struct GradientBucketOptions {
   // backward() returns, and a .grad of a fully_shard() group from before the backward is put aside until then. If one
   // fails, all gradients of buckets are as before the backward, but those that were Partial then, or need no reduction.
   // Their parts and casts stay alive until then, whatever max_bytes. The collective goes on while operators run where
-  // redistribute() with async_op does so: not on GPUs yet, and not for a bucket with a gradient that takes several.
+  // redistribute() with async_op does so: between processes, and not for a bucket with a gradient that takes several.
   bool overlap = false;
   // These parameters fill buckets of up to max_bytes in this order, and each bucket is reduced when the last of its
   // gradients has arrived, or at the end of the backward if some parameter got none: where buckets end then does not

@@ -9,7 +9,7 @@
 // Inside, a Linear with a parallel style whose input is gathered, or whose result is reduced and scattered, along a dim
 // that is not the features, runs in chunks of rows, and so does an mm() or addmm() that gathers its rows by itself:
 // while one chunk is multiplied, the exchange of the next one, or of the one before, is under way, if the world's
-// backend runs asynchronously, as with async_op (redistribute.h): Gloo does, GPUs not yet, and in one process copies
+// backend runs asynchronously, as with async_op (redistribute.h): between processes it does, and in one process copies
 // take place at once. The backward of the Linear does the same, wherever it is called. Values are those of the
 // unchunked call up to rounding; layouts and bytes are the same; each of these exchanges is `chunks` collectives
 // instead of one.

@@ -38,10 +38,10 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, c
 // Errors (ValueError, before anything is sent): `tensor` is plain; placements that do not fit it; no route stays within
 // options.max_bytes (the text names the smallest limit that suffices).
 //
-// options.async_op: returns while the last collective is under way, if the world's backend runs asynchronously (Gloo
-// can; CUDA's streams always do); earlier collectives are waited for. The first read of the result waits for it, runs
-// the remaining local steps, and throws its errors; shape and layout are available without waiting. All ranks must
-// still make their other calls in the same order.
+// options.async_op: returns while the last collective is under way, if the world's backend runs asynchronously (that
+// of processes can; on GPUs their streams wait, never the host); earlier collectives are waited for. The first read of
+// the result waits for it, runs the remaining local steps, and throws its errors; shape and layout are available
+// without waiting. All ranks must still make their other calls in the same order.
 at::Tensor redistribute(const at::Tensor& tensor, const Placements& placements,
                         const RedistributeOptions& options = {});
 

@@ -46,17 +46,28 @@ std::vector<size_t> all_reduce_by_backend(const LinkCall& call, CommBackend back
       batch->tensors.push_back(to_carrier(inputs[k], form));
     }
   }
+  // The results are the tensors that the backend reduces, but for those that it reduces in another width.
+  const bool is_async =
+      call.device.is_cuda() && call.is_async() && rest.empty() &&
+      std::none_of(batches.begin(), batches.end(), [](const Batch& b) { return b.form.carrier == Carrier::kAsInt32; });
+  std::vector<c10::intrusive_ptr<c10d::Work>> begun;
   for (Batch& batch : batches) {
     c10d::AllreduceCoalescedOptions options;
     options.reduceOp = c10d_op(batch.form.op);
-    run(call, [process_group = call.link.backend.get(), tensors = batch.tensors, options]() mutable {
+    const StartWork start = [process_group = call.link.backend.get(), tensors = batch.tensors, options]() mutable {
       return start_alone([&] { return process_group->allreduce_coalesced(tensors, options); });
-    });
+    };
+    if (is_async) {
+      begun.push_back(begin_on_gpu(call, start));
+    } else {
+      run(call, start);
+    }
     for (size_t i = 0; i < batch.indices.size(); ++i) {
       const size_t k = batch.indices[i];
       results[k] = from_carrier(batch.tensors[i], batch.form, inputs[k].scalar_type());
     }
   }
+  if (!begun.empty()) *call.call.work = wait_on_gpu(call.device, std::move(begun));
   return rest;
 }
 

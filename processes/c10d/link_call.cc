@@ -6,8 +6,10 @@
 #include <c10/util/Exception.h>
 
 #include <mutex>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 
+#include "comm/comm_work.h"
 #include "processes/c10d/mismatch.h"
 
 namespace dtensor::internal {
@@ -58,6 +60,27 @@ void run(const LinkCall& call, const StartWork& start) {
       start()->wait();  // with a deadline it would hold up the host, and abort the group when that passes
       return current_stream_done(call.device);
     });
+  });
+}
+
+c10::intrusive_ptr<c10d::Work> begin_on_gpu(const LinkCall& call, const StartWork& start) {
+  c10::intrusive_ptr<c10d::Work> work;
+  call.calls->guarded([&] {
+    call.job().launch(call.activity(), call.link.members, [&] {
+      const c10::DeviceGuard guard(call.device);
+      work = start();
+      return [work] { return work->isCompleted(); };
+    });
+  });
+  return work;
+}
+
+std::shared_ptr<CommWork> wait_on_gpu(c10::Device device, std::vector<c10::intrusive_ptr<c10d::Work>> begun,
+                                      std::function<void()> done) {
+  return std::make_shared<CommWork>([device, begun = std::move(begun), done = std::move(done)] {
+    const c10::DeviceGuard guard(device);
+    for (const auto& work : begun) work->wait();
+    done();
   });
 }
 

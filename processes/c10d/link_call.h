@@ -44,8 +44,8 @@ struct LinkCall {
   std::string text() const;  // describe_call()
   Activity activity() const;
   CallMark mark() const;  // REQUIRES: fingerprint
-  // Whether the caller need not wait for the results. On a device it never waits: its stream orders later work.
-  bool is_async() const { return call.work != nullptr && !device.is_cuda() && link.members.size() > 1; }
+  // Whether the caller need not wait for the results, nor on a GPU its stream.
+  bool is_async() const { return call.work != nullptr && (device.is_cuda() || link.members.size() > 1); }
   // All the places that this call takes in the link's order, known to `calls`. Then other threads may make calls. Once.
   Places reserve(size_t count) const;
 };
@@ -61,6 +61,13 @@ std::function<CallOrder::Begun()> when_its_turn(std::weak_ptr<CallsUnderWay> cal
 // Runs a collective. On CPU it is done when this returns. On a GPU the current stream waits for it: later work on that
 // stream sees the result, and freed memory is reused only after it, so no tensor needs record_stream().
 void run(const LinkCall& call, const StartWork& start);
+
+// Begins a collective on a GPU, on a stream of the backend. Until a stream has waited for the result, it keeps the
+// collective's tensors.
+c10::intrusive_ptr<c10d::Work> begin_on_gpu(const LinkCall& call, const StartWork& start);
+// What makes the stream that is current when it is waited for wait for them, and then calls `done`.
+std::shared_ptr<CommWork> wait_on_gpu(
+    c10::Device device, std::vector<c10::intrusive_ptr<c10d::Work>> begun, std::function<void()> done = [] {});
 
 // Says, without waiting, whether the device has done all that is on its current stream now.
 std::function<bool()> current_stream_done(c10::Device device);

@@ -114,17 +114,21 @@ void run_in_turn(const LinkCall& call, std::vector<StartWork> stages) {
 }  // namespace
 
 void run_stages(const LinkCall& call, std::vector<StartWork> stages, std::function<void()> done) {
+  if (call.device.is_cuda()) {  // the stream orders them
+    StartWork last;
+    if (call.is_async()) last = std::move(stages.back()), stages.pop_back();
+    for (StartWork& stage : stages) run(call, std::exchange(stage, nullptr));
+    if (!last) return done();
+    *call.call.work = wait_on_gpu(call.device, {begin_on_gpu(call, last)}, std::move(done));
+    return;
+  }
   if (call.is_async()) {
     const auto staged = std::make_shared<StagedCall>(call, std::move(stages), std::move(done));
     staged->begin();
     *call.call.work = std::make_shared<CommWork>([calls = call.calls, staged] { staged->finish(*calls); });
     return;
   }
-  if (call.device.is_cuda()) {  // the stream orders them
-    for (StartWork& stage : stages) run(call, std::exchange(stage, nullptr));
-  } else {
-    run_in_turn(call, std::move(stages));
-  }
+  run_in_turn(call, std::move(stages));
   done();
 }
 

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/comm_work.h"
 #include "comm/communicator.h"
 #include "mesh/world.h"
 #include "processes/launch/launch_env.h"
@@ -41,6 +42,31 @@ TEST_CASE("nccl: a job of one rank makes every collective, and comparisons do no
   check_collectives(world, {1});
   const DeviceMesh mesh(world, {1});
   for (int i = 0; i < 150; ++i) world.communicator().barrier(call_on(mesh, {0}));
+}
+
+TEST_CASE("nccl: several all_reduces are under way at once, and each gives its sum when it has been waited for") {
+  if (fewer_gpus_than(1)) return;
+  const World world = job_of_one();
+  const DeviceMesh mesh(world, {1});
+  const auto options = at::TensorOptions().device(world.device(0));
+  std::vector<std::shared_ptr<CommWork>> works(20);
+  std::vector<at::Tensor> sums;
+  for (int i = 0; i < 20; ++i) {
+    CommCall call = call_on(mesh, {0});
+    call.work = &works[i];
+    const at::Tensor t = at::full({1 << 20}, i, options.dtype(i % 2 == 0 ? at::kFloat : at::kBFloat16));
+    sums.push_back(world.communicator().all_reduce(call, {t}, ReduceOp::kSum)[0]);
+  }  // the tensors of the caller are gone
+  for (int i = 0; i < 20; ++i) {
+    REQUIRE(works[i] != nullptr);
+    works[i]->wait();
+    CHECK(at::equal(sums[i], at::full_like(sums[i], i)));
+  }
+  CommCall call = call_on(mesh, {0});  // reduced as int32: waited for at once
+  call.work = &works[0];
+  works[0] = nullptr;
+  const at::Tensor shorts = at::full({5}, 3, options.dtype(at::kShort));
+  CHECK(at::equal(world.communicator().all_reduce(call, {shorts}, ReduceOp::kSum)[0], shorts));
 }
 
 TEST_CASE("nccl: several worlds in a row and at once, and tensors outlive them") {
