@@ -29,6 +29,7 @@
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/module_traits.h"
+#include "dtensor/tensor/offload_parts.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
@@ -157,6 +158,19 @@ void lay_out(torch::nn::Module& module, const std::vector<ToShard>& parameters, 
   });
 }
 
+// Moves the parts of the parameters and of their gradients to host memory.
+void offload(const std::vector<at::Tensor>& parameters) {
+  const c10::AutoGradMode no_grad(false);
+  Moved moved;
+  for (const at::Tensor& p : parameters) {
+    const DTensorMeta& meta = meta_without_sync(p);
+    at::Tensor& data = moved[{meta.storage, meta.spec, p.storage_offset()}];
+    if (!data.defined()) data = offload_parts(p.detach());
+    p.set_data(data);
+    if (is_dtensor(p.grad())) p.mutable_grad() = offload_parts(p.grad());
+  }
+}
+
 using Names = absl::flat_hash_map<const c10::TensorImpl*, std::shared_ptr<const std::string>>;
 
 std::vector<at::Tensor> distributed_tensors_of(const torch::nn::Module& module) {
@@ -225,6 +239,7 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
   for (const ToShard& p : parameters) {
     if (p.tensor.dim() > 0) members.push_back(p.tensor);
   }
+  if (options.offload) offload(members);
   const auto leaves = std::make_shared<const LeafGroup>(members, options.mixed_precision.reduce_dtype);
   const auto group = std::make_shared<ParameterGroup>(leaves, dim, contains_groups, options.reshard_after_forward,
                                                       options.mixed_precision.param_dtype);

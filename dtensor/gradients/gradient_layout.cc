@@ -19,6 +19,7 @@
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/offload_parts.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
@@ -87,6 +88,7 @@ class GradientLayoutHook final : public GradientHook {
     const DTensorMeta& meta = meta_without_sync(leaf);
     if (current_dispatch_scope().delay_gradient_reduction) {
       const bool is_alike = is_dtensor(given) && spec_of(given)->mesh() == meta.spec->mesh();
+      if (is_dtensor(leaf.grad()) && is_offloaded(leaf.grad())) leaf.mutable_grad() = load_parts(leaf.grad());
       if (is_alike && may_wait_in_bucket()) open_gradient(leaf.grad(), spec_of(given)->placements());
       return given;
     }
@@ -98,9 +100,10 @@ class GradientLayoutHook final : public GradientHook {
       part_in_the_end(leaf, gradient);
       return gradient.variable_data();
     }
-    if (is_there) return gradient;
+    if (is_there) return is_offloaded(leaf) ? offload_parts(gradient) : gradient;
     if (put_in_bucket(leaf, gradient)) return before_hooks_ ? for_hooks(leaf, gradient) : gradient;
-    return reduce_at_once(leaf, gradient, cause_of("gradient", meta));
+    const at::Tensor sum = reduce_at_once(leaf, gradient, cause_of("gradient", meta));
+    return is_offloaded(leaf) ? offload_parts(sum) : sum;
   }
 
   c10::TensorImpl* leaf_;

@@ -4,6 +4,7 @@
 
 #include "dtensor/gradients/open_gradient.h"
 #include "dtensor/gradients/reduce_together.h"
+#include "dtensor/tensor/offload_parts.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
@@ -41,6 +42,8 @@ void take_sums(const WaitingGradients& waiting) {
   close_gradients(leaves_of(waiting));
   const c10::AutoGradMode no_grad(false);
   for (const WaitingGradient& w : waiting) {
+    if (is_dtensor(w.leaf) && is_dtensor(w.leaf.grad()) && is_offloaded(w.leaf))
+      w.leaf.mutable_grad() = offload_parts(w.leaf.grad());
     if (!w.put_aside.defined() || !w.leaf.grad().defined()) continue;
     w.leaf.mutable_grad() = w.put_aside.add_(w.leaf.grad());
   }

@@ -15,6 +15,7 @@
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/cast_parts.h"
 #include "dtensor/tensor/module_traits.h"
+#include "dtensor/tensor/offload_parts.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
@@ -111,9 +112,18 @@ std::string ParameterGroup::module() const {
   return path.empty() ? "the model" : "'" + path + "'";
 }
 
+bool ParameterGroup::is_gathered_on(const DeviceMesh& mesh, const at::Tensor& t) const {
+  return mesh.size(mesh_dim_) > 1 || is_offloaded(t);
+}
+
 at::Tensor ParameterGroup::gathered(const at::Tensor& t) {
+  const at::Tensor copy = find_gathered(t);
+  return copy.defined() || !is_offloaded(t) ? copy : load_parts(t);
+}
+
+at::Tensor ParameterGroup::find_gathered(const at::Tensor& t) {
   const Spec& spec = *spec_of(t);
-  if (spec.mesh().size(mesh_dim_) == 1 || !spec.placements()[mesh_dim_].is_sharded()) return {};
+  if (!is_gathered_on(spec.mesh(), t) || !spec.placements()[mesh_dim_].is_sharded()) return {};
   const at::Tensor own = in_parameter(t);
   if (!own.defined() || memory_of(own)->user_may_write) return {};
   at::Tensor present;
@@ -163,7 +173,7 @@ void ParameterGroup::gather_ahead() {
   for (const at::Tensor& p : parameters_->leaves()) {
     if (!is_dtensor(p) || group_of_memory(*memory_of(p)) != this) continue;
     const DeviceMesh mesh = spec_of(p)->mesh();  // of all
-    if (mesh.size(mesh_dim_) > 1) gather(mesh, /*ahead=*/true);
+    if (is_gathered_on(mesh, p)) gather(mesh, /*ahead=*/true);
     return;
   }
 }
@@ -181,7 +191,7 @@ void ParameterGroup::gather(const DeviceMesh& mesh, bool ahead) {
     const at::Tensor own = in_parameter(p);
     if (!own.defined() || has_copy(own, layout)) continue;
     parameters.push_back(own);
-    parts.push_back(cast_parts(p, spec_of(own)->dtype()));
+    parts.push_back(cast_parts(load_parts(p), spec_of(own)->dtype()));
     to.emplace_back(mesh, layout);
   }
   if (parts.empty()) return;
@@ -203,7 +213,7 @@ void ParameterGroup::drop() {
     return memory && group_of_memory(*memory) == this;
   };
   for (const at::Tensor& p : parameters_->leaves()) {
-    if (!is_dtensor(p) || spec_of(p)->mesh().size(mesh_dim_) == 1) continue;
+    if (!is_dtensor(p) || !is_gathered_on(spec_of(p)->mesh(), p)) continue;
     return drop_entries(gathered_of(spec_of(p)->mesh())->evict_if(is_of_group));  // all are on one mesh
   }
 }

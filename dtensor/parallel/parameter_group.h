@@ -46,7 +46,8 @@ class ParameterGroup {
   // group in one collective; a group that is not kept drops the copies of others on these ranks that are not kept
   // either, before. With an order also begins to gather the next group. Undefined, and nothing done: `t` is not sharded
   // on that mesh dim, or has no values of a gathered parameter, as where user code may write to the parts, or a cast
-  // where the parameter was written to after it. Only to be read. Errors: those of the gather, after which the group
+  // where the parameter was written to after it; of parameters in host memory then `t` on its ranks' GPUs. Only to be
+  // read. Errors: those of the gather, after which the group
   // has no copies.
   at::Tensor gathered(const at::Tensor& t);
   // `to` was cast from `from`, of the group: if it has param_dtype, or had it before, it is of the group, too.
@@ -57,6 +58,9 @@ class ParameterGroup {
   void set_order(std::shared_ptr<GatherOrder> order) { order_ = std::move(order); }
 
  private:
+  // On a mesh dim of size 1 only parameters in host memory, which get to the GPU so.
+  bool is_gathered_on(const DeviceMesh& mesh, const at::Tensor& t) const;
+  at::Tensor find_gathered(const at::Tensor& t);
   at::Tensor find_or_gather(const at::Tensor& own, const Placements& to);
   Placements gathered_layout(const at::Tensor& t) const;
   c10::ScalarType gathered_dtype(c10::ScalarType dtype) const;

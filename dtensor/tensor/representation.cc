@@ -92,11 +92,17 @@ c10::DispatchKeySet key_set(c10::DeviceType device) {
   return c10::DispatchKeySet(backend) | kBothDTensorKeys;
 }
 
+// What the parts take of the ranks' memory: nothing where they are in host memory although the ranks are on GPUs.
+int64_t bytes_of(const Spec& spec, const RankTensors& locals) {
+  const bool is_offloaded = !locals.empty() && locals[0].is_cpu() && !spec.mesh().world().device(0).is_cpu();
+  return is_offloaded ? 0 : spec.max_local_bytes();
+}
+
 c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
                                           std::shared_ptr<const std::string> name,
                                           std::shared_ptr<CommWork> arriving = nullptr) {
   auto meta = c10::make_intrusive<DTensorMeta>();
-  if (!storage) storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
+  if (!storage) storage = std::make_shared<LocalStorage>(spec->mesh().world(), bytes_of(*spec, locals));
   meta->spec = std::move(spec);
   meta->locals = std::move(locals);
   meta->storage = std::move(storage);
@@ -152,7 +158,7 @@ at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWor
 }
 
 at::Tensor make_result_of(const at::Tensor& input, SpecPtr spec, RankTensors locals) {
-  auto storage = std::make_shared<LocalStorage>(meta_without_sync(input).storage->world, spec->max_local_bytes());
+  auto storage = std::make_shared<LocalStorage>(meta_without_sync(input).storage->world, bytes_of(*spec, locals));
   at::Tensor result(make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr));
   mutable_hints(result).laid_out_by_engine = true;
   return result;

@@ -8,6 +8,7 @@
 #include "comm/comm_work.h"
 #include "dtensor/forbid_whole_gather.h"
 #include "dtensor/redistribution/internal/plan_run.h"
+#include "dtensor/tensor/offload_parts.h"
 #include "dtensor/tensor/representation.h"
 #include "mesh/memory_meter.h"
 
@@ -68,6 +69,25 @@ RankTensors as_tensors(RankPieces pieces) {
   return tensors;
 }
 
+// Parts in host memory travel from the GPUs, and what arrives comes back to host memory.
+template <typename Run>
+RankTensors by_gpus(const RedistributePlan& plan, RankTensors locals, const Run& run) {
+  const World& world = plan.from.world();
+  if (!is_offloaded(world, locals)) return run(std::move(locals));
+  return parts_in_host_memory(run(parts_on_gpus(world, locals, owned_ranks(plan.from))));
+}
+
+// Those of `locals` that are in host memory get to the GPUs; which they are, by plan.
+std::vector<bool> load_offloaded(const BatchPlan& batch, std::vector<RankTensors>& locals) {
+  std::vector<bool> offloaded;
+  for (size_t p = 0; p < locals.size(); ++p) {
+    const Layout& from = batch.plans[p]->from;
+    offloaded.push_back(is_offloaded(from.world(), locals[p]));
+    if (offloaded[p]) locals[p] = parts_on_gpus(from.world(), locals[p], owned_ranks(from));
+  }
+  return offloaded;
+}
+
 RankTensors wrapped(const RedistributePlan& plan, RankTensors locals) {
   if (plan.tensor.wrapped_number) {
     for (at::Tensor& local : locals) local.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -96,12 +116,14 @@ RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const Com
   if (changes_nothing(plan)) return wrapped(plan, std::move(locals));
   ForbidWholeGather::check(plan, cause);
   LocalGuard guard;
-  return wrapped(plan, as_tensors(run_all(PlanRun(plan, as_pieces(std::move(locals))), cause)));
+  return wrapped(plan, by_gpus(plan, std::move(locals), [&](RankTensors on_devices) {
+                   return as_tensors(run_all(PlanRun(plan, as_pieces(std::move(on_devices))), cause));
+                 }));
 }
 
 RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors locals, const CommCause& cause,
                        std::shared_ptr<CommWork>& work) {
-  if (plan->is_local()) return run_plan(*plan, std::move(locals), cause);
+  if (plan->is_local() || is_offloaded(plan->from.world(), locals)) return run_plan(*plan, std::move(locals), cause);
   check_count(*plan, locals.size(), owned_ranks(plan->from).size());
   ForbidWholeGather::check(*plan, cause);
   LocalGuard guard;
@@ -140,6 +162,8 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
               " tensor(s) for ", batch.plans.size(), " plan(s)");
   if (batch.plans.empty()) return {};
   LocalGuard guard;
+  const std::vector<bool> offloaded = load_offloaded(batch, locals);
+  if (std::count(offloaded.begin(), offloaded.end(), true) > 0) work = nullptr;
   std::vector<PlanRun> runs;
   for (size_t p = 0; p < locals.size(); ++p) {
     const RedistributePlan& plan = *batch.plans[p];
@@ -184,7 +208,9 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
   for (size_t p = 0; p < runs.size(); ++p) {
     run_local_steps(runs[p]);
     TORCH_INTERNAL_ASSERT(runs[p].done());
-    results.push_back(wrapped(*batch.plans[p], as_tensors(runs[p].take_result())));
+    RankTensors result = as_tensors(runs[p].take_result());
+    if (offloaded[p]) result = parts_in_host_memory(result);
+    results.push_back(wrapped(*batch.plans[p], std::move(result)));
   }
   return results;
 }

@@ -1,0 +1,172 @@
+// Training on one GPU that several ranks share: parameters in host memory, a step as a CUDA graph.
+#include <ATen/cuda/CUDAGraph.h>
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include "dtensor/dtensor.h"
+#include "mesh/memory_meter.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+namespace {
+
+bool no_gpu() {
+  if (at::detail::getCUDAHooks().deviceCount() > 0) return false;
+  WARN("SKIPPED: no CUDA device here");
+  return true;
+}
+
+torch::nn::Sequential model_of(int64_t width) {
+  torch::manual_seed(0);
+  torch::nn::Sequential model(torch::nn::Linear(width, 2 * width + 1), torch::nn::GELU(),
+                              torch::nn::Linear(2 * width + 1, width), torch::nn::LayerNorm(std::vector{width}),
+                              torch::nn::Linear(width, 3));
+  model->to(torch::kCUDA, torch::kDouble);
+  return model;
+}
+
+void shard_each_layer(torch::nn::Sequential& model, const DeviceMesh& mesh, const FullyShardOptions& options) {
+  for (const auto& layer : *model) {
+    if (!layer.ptr()->parameters().empty()) fully_shard(*layer.ptr(), mesh, options);
+  }
+}
+
+bool is_on(const at::Tensor& t, c10::DeviceType device) {
+  const auto parts = to_local(t.detach());
+  return std::all_of(parts.begin(), parts.end(),
+                     [&](const at::Tensor& part) { return part.device().type() == device; });
+}
+
+Placements rows(const DeviceMesh& mesh) {
+  Placements to(mesh.ndim(), Replicate());
+  to[0] = Shard(0);
+  return to;
+}
+
+// Losses of five steps of AdamW with clipped gradients, two batches a step.
+std::vector<double> losses(torch::nn::Sequential& model, const DeviceMesh* mesh) {
+  torch::optim::AdamW optimizer(model->parameters(), 1e-2);
+  std::vector<double> result;
+  for (int64_t step = 0; step < 5; ++step) {
+    optimizer.zero_grad(/*set_to_none=*/step % 2 == 0);
+    for (int64_t batch = 0; batch < 2; ++batch) {
+      torch::manual_seed(100 + 2 * step + batch);
+      at::Tensor x = torch::randn({8, 6}, torch::kDouble).cuda(), y = torch::randn({8, 3}, torch::kDouble).cuda();
+      if (mesh != nullptr) x = distribute_tensor(x, *mesh, rows(*mesh)), y = distribute_tensor(y, *mesh, rows(*mesh));
+      const at::Tensor loss = torch::mse_loss(model->forward(x), y);
+      loss.backward();
+      result.push_back(loss.item<double>());
+    }
+    torch::nn::utils::clip_grad_norm_(model->parameters(), 0.5);
+    optimizer.step();
+  }
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("cuda: parameters that are offloaded train as on one device, and stay in host memory") {
+  if (no_gpu()) return;
+  auto plain = model_of(6);
+  const auto expected = losses(plain, nullptr);
+  const c10::Device gpu("cuda:0");
+  for (const auto& shape : std::vector<std::vector<int64_t>>{{4}, {1}, {2, 2}}) {
+    for (const bool prefetch : {false, true}) {
+      CAPTURE(shape, prefetch);
+      const int64_t ranks = shape.size() == 2 ? 4 : shape[0];
+      const DeviceMesh mesh(World::local(ranks, gpu), shape);
+      auto model = model_of(6);
+      if (shape.size() == 2) {  // tensor parallel on the other mesh dim
+        shard_parameter(*(*model)[0], "weight", mesh, {Replicate(), Shard(0)});
+        shard_parameter(*(*model)[0], "bias", mesh, {Replicate(), Shard(0)});
+        shard_parameter(*(*model)[2], "weight", mesh, {Replicate(), Shard(1)});
+      }
+      FullyShardOptions options;
+      options.mesh_dim = mesh.names()[0];
+      options.prefetch = prefetch;
+      options.offload = true;
+      shard_each_layer(model, mesh, options);
+      const auto got = losses(model, &mesh);
+      REQUIRE(got.size() == expected.size());
+      for (size_t i = 0; i < got.size(); ++i) CHECK(std::abs(got[i] - expected[i]) < 1e-9);
+      for (const auto& p : model->named_parameters()) {
+        CAPTURE(p.key());
+        CHECK(is_on(p.value(), at::kCPU));
+        CHECK(is_on(p.value().grad(), at::kCPU));
+        CHECK(DTensor(p.value().detach()).local(0).is_pinned());
+        CHECK(full_tensor(p.value().detach())
+                  .cpu()
+                  .allclose(plain->named_parameters()[p.key()].detach().cpu(), 1e-8, 1e-10));
+      }
+    }
+  }
+}
+
+TEST_CASE("cuda: offloaded parameters and optimizer states take no memory of the ranks between steps") {
+  if (no_gpu()) return;
+  const auto bytes_after_a_step = [](bool offload) {
+    const DeviceMesh mesh(World::local(2, c10::Device("cuda:0")), {2});
+    auto model = model_of(64);
+    FullyShardOptions options;
+    options.offload = offload;
+    shard_each_layer(model, mesh, options);
+    torch::optim::AdamW optimizer(model->parameters(), 1e-2);
+    const at::Tensor x = distribute_tensor(torch::randn({8, 64}, torch::kDouble).cuda(), mesh, {Shard(0)});
+    model->forward(x).square().sum().backward();
+    optimizer.step();
+    reshard(*model);
+    return mesh.world().memory().live_bytes();
+  };
+  const int64_t on_gpu = bytes_after_a_step(false), in_host_memory = bytes_after_a_step(true);
+  CAPTURE(on_gpu, in_host_memory);
+  CHECK(in_host_memory * 20 < on_gpu);
+}
+
+TEST_CASE("cuda: a training step is captured as a CUDA graph, and its replays train as eager steps do") {
+  if (no_gpu()) return;
+  const DeviceMesh mesh(World::local(4, c10::Device("cuda:0")), {2, 2}, {"dp", "tp"});
+  const auto build = [&] {
+    auto model = model_of(8);
+    shard_parameter(*(*model)[0], "weight", mesh, {Replicate(), Shard(0)});
+    shard_parameter(*(*model)[0], "bias", mesh, {Replicate(), Shard(0)});
+    shard_parameter(*(*model)[2], "weight", mesh, {Replicate(), Shard(1)});
+    distribute_module(*model, mesh);
+    return model;
+  };
+  auto eager = build(), captured = build();
+  torch::optim::SGD a(eager->parameters(), 1e-2), b(captured->parameters(), 1e-2);
+  torch::manual_seed(3);
+  const at::Tensor x = distribute_tensor(torch::randn({8, 8}, torch::kDouble).cuda(), mesh, rows(mesh));
+  const auto step = [&](torch::nn::Sequential& model, torch::optim::SGD& optimizer) {
+    optimizer.zero_grad(/*set_to_none=*/true);
+    const at::Tensor loss = model->forward(x).square().mean();
+    loss.backward();
+    optimizer.step();
+    return loss.detach();
+  };
+  const auto stream = c10::cuda::getStreamFromPool();
+  at::Tensor loss;
+  at::cuda::CUDAGraph graph;
+  constexpr int kWarmUp = 3, kReplays = 4;
+  {
+    const c10::cuda::CUDAStreamGuard guard(stream);
+    for (int i = 0; i < kWarmUp; ++i) step(captured, b);
+    graph.capture_begin();
+    loss = step(captured, b);
+    graph.capture_end();
+    for (int i = 0; i < kReplays; ++i) graph.replay();
+    stream.synchronize();
+  }
+  at::Tensor expected;
+  for (int i = 0; i < kWarmUp + kReplays; ++i) expected = step(eager, a);
+  CHECK(std::abs(loss.item<double>() - expected.item<double>()) < 1e-12);
+  for (const auto& p : captured->named_parameters()) {
+    CAPTURE(p.key());
+    CHECK(full_tensor(p.value().detach()).allclose(full_tensor(eager->named_parameters()[p.key()].detach())));
+  }
+}
+
+}  // namespace dtensor
