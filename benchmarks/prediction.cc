@@ -3,6 +3,7 @@
 //
 //   ./bazelw run //benchmarks:prediction
 //   ./bazelw run //benchmarks:prediction -- --scale 4 --only Llama
+//   ./bazelw run //benchmarks:prediction -- --device cuda:0
 //   ./bazelw run //tools:launch -- -n 4 -- bazel-bin/benchmarks/prediction --from_env
 //
 // The cost model is measured first, as //tools:calibrate does. Times are of a forward and a backward, the lower
@@ -11,6 +12,7 @@
 // what the process allocates for tensors, by the number of ranks. No gate: it prints what there is, for
 // docs/choosing_a_mesh.md.
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 
 #include <algorithm>
 #include <chrono>
@@ -33,6 +35,7 @@
 #include "comm/scope.h"
 #include "comm/work_event.h"
 #include "dtensor/dtensor.h"
+#include "mesh/wait_for_devices.h"
 #include "plan/cost_model.h"
 #include "tools/calibrate/calibration.h"
 #include "tools/flags.h"
@@ -41,6 +44,8 @@ ABSL_FLAG(std::string, only, "", "the models whose names begin so");
 ABSL_FLAG(int64_t, scale, 4, "of the models' sizes");
 ABSL_FLAG(int, steps, 9, "that are timed");
 ABSL_FLAG(bool, quick, false, "calibrate in a moment");
+ABSL_FLAG(std::string, device, "cpu",
+          "of ranks in this process, as \"cuda:0\"; the program must have libtorch_cuda loaded, as by LD_PRELOAD");
 ABSL_FLAG(bool, from_env, false, "the ranks are the processes that a launcher started");
 ABSL_FLAG(bool, operators, false, "also the operators and collectives whose times are predicted worst");
 
@@ -102,6 +107,24 @@ class CountingAllocator final : public c10::Allocator {
   int64_t live_ = 0, peak_ = 0;                // likewise
 };
 
+// What tensors take on one device.
+class TensorMemory {
+ public:
+  explicit TensorMemory(c10::Device device) : device_(device) {
+    if (device.is_cpu()) c10::SetCPUAllocator(&CountingAllocator::instance(), /*priority=*/1);
+  }
+  void reset_peak() { device_.is_cpu() ? CountingAllocator::instance().reset_peak() : gpu().resetPeakStats(index()); }
+  int64_t live() { return device_.is_cpu() ? CountingAllocator::instance().live() : bytes().current; }
+  int64_t peak() { return device_.is_cpu() ? CountingAllocator::instance().peak() : bytes().peak; }
+
+ private:
+  c10::DeviceIndex index() const { return std::max<c10::DeviceIndex>(device_.index(), 0); }
+  c10::DeviceAllocator& gpu() const { return *c10::getDeviceAllocator(device_.type()); }
+  c10::CachingAllocator::Stat bytes() const { return gpu().getDeviceStats(index()).requested_bytes[0]; }  // of all
+
+  const c10::Device device_;
+};
+
 // The ten, each with the first case of its name in the patterns' table, whatever mesh that has.
 std::vector<PatternCase> models() {
   std::vector<PatternCase> found;
@@ -122,11 +145,13 @@ struct Result {
   double peak_bytes = 0;  // per rank
 };
 
-double timed(const std::function<void()>& step) {
+double timed(const std::function<void()>& step, const World& world) {
   std::vector<double> seconds;
+  internal::wait_for_devices(world);
   for (int i = 0; i < absl::GetFlag(FLAGS_steps); ++i) {
     const auto begin = std::chrono::steady_clock::now();
     step();
+    internal::wait_for_devices(world);
     seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
   }
   // Of both, this and the cost model: other programs disturb it less than the median.
@@ -183,7 +208,7 @@ void print_operators(const std::function<void()>& step, const World& world) {
   }
 }
 
-Result measure(const World& world, const PatternCase& c, int64_t replicas, CountingAllocator& memory) {
+Result measure(const World& world, const PatternCase& c, int64_t replicas, TensorMemory& memory) {
   const int64_t before = memory.live();
   const DeviceMesh mesh(world, {replicas, kRanks / replicas}, {"dp", "tp"});
   const Pattern pattern = c.make(mesh, absl::GetFlag(FLAGS_scale));
@@ -194,7 +219,7 @@ Result measure(const World& world, const PatternCase& c, int64_t replicas, Count
   Result result;
   result.replicas = replicas;
   result.predicted = predict_step(step, world);
-  result.seconds = timed(step);
+  result.seconds = timed(step, world);
   if (absl::GetFlag(FLAGS_operators)) print_operators(step, world);
   memory.reset_peak();
   step();
@@ -223,9 +248,9 @@ void print(const PatternCase& c, const std::vector<Result>& results) {
 }
 
 int run() {
-  CountingAllocator& memory = CountingAllocator::instance();
-  c10::SetCPUAllocator(&memory, /*priority=*/1);
-  const World world = absl::GetFlag(FLAGS_from_env) ? World::from_env() : World::local(kRanks);
+  const c10::Device device(absl::GetFlag(FLAGS_device));
+  TensorMemory memory(device);
+  const World world = absl::GetFlag(FLAGS_from_env) ? World::from_env() : World::local(kRanks, device);
   if (world.size() != kRanks) throw tools::UsageError("--from_env: start four processes, as `launch -n 4` does");
   const bool is_first = world.owned_ranks().front() == 0;
   if (!is_first && std::freopen("/dev/null", "w", stdout) == nullptr) return 1;  // one rank prints for all

@@ -1,5 +1,6 @@
 #include "dtensor/measure_operators.h"
 
+#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
@@ -7,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -16,6 +18,7 @@
 #include "comm/comm_event.h"
 #include "comm/scope.h"
 #include "comm/work_event.h"
+#include "mesh/wait_for_devices.h"
 
 namespace dtensor {
 using namespace internal;
@@ -24,23 +27,41 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// When the host is there, or on GPUs when their current streams are: whatever of the two takes longer, starting work or
+// doing it, is what a step waits for.
+class Moment {
+ public:
+  explicit Moment(const World& world) : time_(Clock::now()) {
+    if (world.device_type() == c10::DeviceType::CPU) return;
+    const c10::impl::VirtualGuardImpl guard(world.device_type());
+    absl::flat_hash_set<c10::DeviceIndex> seen;
+    for (const int64_t rank : world.owned_ranks()) {
+      const c10::Device device = world.device(rank);
+      if (!seen.insert(device.index()).second) continue;
+      events_.emplace_back(device.type(), c10::EventFlag::BACKEND_DEFAULT);
+      events_.back().record(guard.getStream(device));
+    }
+  }
+  // Of several devices the longest time. REQUIRES: wait_for_devices() after both.
+  double seconds_since(const Moment& before) const {
+    if (events_.empty()) return std::chrono::duration<double>(time_ - before.time_).count();
+    double milliseconds = 0;
+    for (size_t i = 0; i < events_.size(); ++i)
+      milliseconds = std::max(milliseconds, before.events_[i].elapsedTime(events_[i]));
+    return milliseconds * 1e-3;
+  }
+
+ private:
+  Clock::time_point time_;
+  std::vector<c10::Event> events_;
+};
+
 // One call, or one element of a call with lists of tensors.
 struct Sample {
   std::string op, row;
   double amount = 0;
   double seconds = 0;
 };
-
-// Waits until the devices of the world's ranks in this process have done what was started.
-void wait_for_devices(const World& world) {
-  if (world.device_type() == c10::DeviceType::CPU) return;
-  const c10::impl::VirtualGuardImpl guard(world.device_type());
-  absl::flat_hash_set<c10::DeviceIndex> done;
-  for (const int64_t rank : world.owned_ranks()) {
-    const c10::DeviceIndex device = world.device(rank).index();
-    if (done.insert(device).second) guard.synchronizeDevice(device);
-  }
-}
 
 // Backward runs on threads of its own, one at a time.
 class Stopwatch final : public CommListener {
@@ -58,50 +79,51 @@ class Stopwatch final : public CommListener {
   void on_work(const WorkEvent& event) override {
     const std::lock_guard lock(mutex_);
     const double amount = event.flops > 0 ? event.flops : static_cast<double>(event.bytes);
-    const double seconds = elapsed();
+    const auto end = std::make_shared<const Moment>(world_);
     if (event.list_index == 0) {
-      share_time();
       left_out_ = communicated_;
       communicated_ = false;
+      calls_.emplace_back();
     }
-    if (!left_out_) {
-      samples_.push_back({event.op, operator_row(event.op, event.flops, event.dtype, event.bytes), amount, seconds});
+    if (!left_out_ && !calls_.empty()) {
+      const std::string row = operator_row(event.op, event.flops, event.dtype, event.bytes);
+      calls_.back().push_back({{event.op, row, amount}, last_, end});
     }
     restart();
   }
 
   std::vector<Sample> take() {
     const std::lock_guard lock(mutex_);
-    share_time();
-    return std::move(samples_);
+    wait_for_devices(world_);
+    std::vector<Sample> samples;
+    for (const std::vector<Timed>& call : calls_) share_time(call, samples);
+    calls_.clear();
+    return samples;
   }
 
  private:
+  struct Timed {
+    Sample sample;
+    std::shared_ptr<const Moment> begin, end;
+  };
+
   // Among the samples of one call, by their amounts, and to each as much for its start.
-  void share_time() {
+  static void share_time(const std::vector<Timed>& call, std::vector<Sample>& samples) {
     constexpr double kStart = 8192;  // bytes
     double seconds = 0, amounts = 0;
-    for (size_t i = first_of_call_; i < samples_.size(); ++i)
-      seconds += samples_[i].seconds, amounts += kStart + samples_[i].amount;
-    for (size_t i = first_of_call_; i < samples_.size(); ++i)
-      samples_[i].seconds = seconds * (kStart + samples_[i].amount) / amounts;
-    first_of_call_ = samples_.size();
+    for (const Timed& t : call) seconds += t.end->seconds_since(*t.begin), amounts += kStart + t.sample.amount;
+    for (const Timed& t : call) {
+      samples.push_back(t.sample);
+      samples.back().seconds = seconds * (kStart + t.sample.amount) / amounts;
+    }
   }
-  double elapsed() const {
-    wait_for_devices(world_);
-    return std::chrono::duration<double>(Clock::now() - last_).count();
-  }
-  void restart() {
-    wait_for_devices(world_);
-    last_ = Clock::now();
-  }
+  void restart() { last_ = std::make_shared<const Moment>(world_); }
 
   const World& world_;
   std::mutex mutex_;
-  Clock::time_point last_;                        // guarded by mutex_
+  std::shared_ptr<const Moment> last_;            // guarded by mutex_
   bool communicated_ = false, left_out_ = false;  // since then; the present call; likewise
-  std::vector<Sample> samples_;                   // likewise
-  size_t first_of_call_ = 0;                      // likewise
+  std::vector<std::vector<Timed>> calls_;         // likewise
 };
 
 double median_seconds(std::vector<Sample>& samples) {
@@ -142,6 +164,7 @@ std::vector<Sample> samples_of(const std::function<void()>& step, const World& w
       const ScopeGuard listening([&](Scope& s) { s.listeners.push_back(&stopwatch); });
       step();
     }
+    wait_for_devices(world);
     const double seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     runs.emplace_back(seconds, stopwatch.take());
   }

@@ -5,9 +5,9 @@
 //   set_cost_model(other_world, model);   // in which predict_step() takes operators of these names from the table
 //
 // The time from the end of one operator to the end of the next one is that of the second: its decision, its start, its
-// computation and the allocation of its result on all ranks of this process. Operators for
-// whose inputs or results the library communicates are left out.
-// Where ranks have other devices than the CPU, the process waits for them after each operator.
+// computation and the allocation of its result on all ranks of this process. Operators for whose inputs or results the
+// library communicates are left out. Of ranks on GPUs the times are those between events of their current streams: what
+// takes longer, starting the work or doing it.
 #pragma once
 
 #include <cstdint>

@@ -19,6 +19,7 @@
 #include "comm/communicator.h"
 #include "dtensor/factories.h"
 #include "dtensor/measure_operators.h"
+#include "mesh/wait_for_devices.h"
 #include "tools/calibrate/collective_call.h"
 #include "tools/calibrate/fit.h"
 #include "tools/calibrate/operator_step.h"
@@ -66,12 +67,6 @@ void Calibration::say(const std::string& text) const {
   if (world_.owned_ranks().front() == 0) std::fputs(text.c_str(), stderr);
 }
 
-// Waits until the devices have finished their work.
-void Calibration::wait() const {
-  if (world_.device_type() == c10::DeviceType::CPU) return;
-  for (int64_t rank : world_.owned_ranks()) at::ones({1}, on(world_.device(rank))).item<float>();
-}
-
 // The largest of each over all ranks, so that all of them make as many calls and find the same model.
 std::vector<double> Calibration::largest(const std::vector<double>& values) const {
   const DeviceMesh mesh(world_, {world_.size()}, {"all"});
@@ -94,7 +89,7 @@ double Calibration::time(const std::function<void()>& call, int64_t calls) const
   const auto once = [&] {
     const auto begin = Clock::now();
     for (int64_t i = 0; i < calls; ++i) call();
-    wait();
+    wait_for_devices(world_);
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
   once();

@@ -45,7 +45,6 @@ class Calibration {
   void say(const std::string& text) const;
   double time(const std::function<void()>& call, int64_t calls = 1) const;
   double product_rate(int64_t n, c10::ScalarType dtype) const;
-  void wait() const;
   Trial measure(Collective c, const Groups& groups, int64_t bytes) const;
   void fit_level(const std::vector<Trial>& trials, bool crosses_nodes, CostModel& model);
   void measure_copies(CostModel& model);
