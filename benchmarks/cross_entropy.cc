@@ -4,7 +4,8 @@
 //   ./bazelw run //benchmarks:cross_entropy
 //
 // Both run in turn, one thread each; a figure is the median of the ratios of calls that ran one after the other. Times
-// are CPU time of the thread, so that other programs on the machine disturb less.
+// are CPU time of the thread, so that other programs on the machine disturb less; with --device=cuda:0 those between
+// events of the GPU.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
@@ -32,6 +33,8 @@
 #include "tools/flags.h"
 
 ABSL_FLAG(int64_t, repetitions, 31, "calls of each kind that are timed");
+ABSL_FLAG(std::string, device, "cpu",
+          "where logits are, as \"cuda:0\"; the program must have libtorch_cuda loaded, as by LD_PRELOAD");
 
 namespace {
 
@@ -51,6 +54,14 @@ const std::vector<Case> kCases = {
     {512, 128256, 8, at::kBFloat16, 3, 2},
 };
 
+// On a GPU.
+const std::vector<Case> kGpuCases = {
+    {16384, 128256, 8, at::kFloat, 3, 2},
+    {16384, 128256, 8, at::kBFloat16, 3, 2},
+};
+
+c10::Device device() { return c10::Device(absl::GetFlag(FLAGS_device)); }
+
 // Of the kernel, of ATen's operators.
 using Calls = std::vector<std::function<void()>>;
 
@@ -60,7 +71,7 @@ struct Figures {
 };
 
 Figures measure(const Calls& calls) {
-  const auto times = time_turns(calls, absl::GetFlag(FLAGS_repetitions));
+  const auto times = time_turns(calls, absl::GetFlag(FLAGS_repetitions), device());
   return {median_microseconds(times[0]), median_microseconds(times[1]), median_ratio(times[1], times[0])};
 }
 
@@ -71,8 +82,8 @@ struct Inputs {
   c10::ScalarType computed;
 
   explicit Inputs(const Case& c)
-      : logits(at::randn({c.rows, c.classes / c.parts}).to(c.dtype)),
-        target(at::randint(c.classes, {c.rows}, at::kLong)),
+      : logits(at::randn({c.rows, c.classes / c.parts}, at::TensorOptions().device(device())).to(c.dtype)),
+        target(at::randint(c.classes, {c.rows}, at::TensorOptions(at::kLong).device(device()))),
         offset(c.classes / c.parts),
         classes(c.classes),
         computed(at::kFloat) {}
@@ -105,7 +116,8 @@ Figures measure_backward(const Inputs& in) {
   const at::Tensor log = at::log_softmax(in.logits, 1), max = in.logits.to(in.computed).amax(1);
   const at::Tensor one = at::ones({}, in.logits.options()),
                    total = at::full({}, in.logits.size(0), in.logits.options());
-  const at::Tensor each = at::full({in.logits.size(0)}, 1.0 / static_cast<double>(in.logits.size(0)), in.computed);
+  const at::Tensor each = at::full({in.logits.size(0)}, 1.0 / static_cast<double>(in.logits.size(0)),
+                                   in.logits.options().dtype(in.computed));
   const at::Tensor grad = at::stack({each, -each});
   return measure({[&] { op.call(grad, max, in.logits, in.target, std::nullopt, in.offset, in.classes, -100, 0); },
                   [&] {
@@ -124,7 +136,7 @@ int run() {
   at::set_num_threads(1);
   const c10::InferenceMode inference;
   dtensor::benchmarks::Gates gates;
-  for (const Case& c : kCases) {
+  for (const Case& c : device().is_cpu() ? kCases : kGpuCases) {
     const Inputs in(c);
     const std::string what = std::to_string(c.rows) + " rows, classes 1/" + std::to_string(c.parts) + " of " +
                              std::to_string(c.classes) + " " + c10::toString(c.dtype);

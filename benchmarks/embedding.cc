@@ -5,7 +5,8 @@
 //   ./bazelw run //benchmarks:embedding
 //
 // The three run in turn, one thread each; a figure is the median of the ratios of calls that ran one after the other.
-// Times are CPU time of the thread, so that other programs on the machine disturb less.
+// Times are CPU time of the thread, so that other programs on the machine disturb less; with --device=cuda:0 those
+// between events of the GPU.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -34,6 +35,8 @@
 #include "tools/flags.h"
 
 ABSL_FLAG(int64_t, repetitions, 31, "calls of each kind that are timed");
+ABSL_FLAG(std::string, device, "cpu",
+          "where tables are, as \"cuda:0\"; the program must have libtorch_cuda loaded, as by LD_PRELOAD");
 
 namespace {
 
@@ -42,12 +45,19 @@ using dtensor::benchmarks::median_ratio;
 using dtensor::benchmarks::time_turns;
 
 // A rank's part of a table, the second of `parts`. Gates: at least so many times as fast as ATen's operators, and at
-// most so many times the time of the memory alone; 0: no gate. Memory limits only results larger than the caches, and
-// where it does, ATen's backward takes less than 1.8 times its time.
+// most so many times the time of the memory alone (1.176 is 85 % of its bandwidth); 0: no gate. Memory limits only
+// results larger than the caches, and where it does, ATen's backward takes less than 1.8 times its time.
 struct Case {
   int64_t ids, rows, parts, features;
   c10::ScalarType dtype;
   double forward_speedup, forward_memory, backward_speedup, backward_memory;
+};
+
+// On a GPU.
+const std::vector<Case> kGpuCases = {
+    {16384, 128256, 8, 4096, at::kBFloat16, 3, 1.176, 3, 0},
+    {16384, 128256, 8, 4096, at::kFloat, 3, 1.176, 3, 0},
+    {65536, 50304, 4, 64, at::kBFloat16, 0, 0, 0, 0},
 };
 
 const std::vector<Case> kCases = {
@@ -70,6 +80,12 @@ const std::vector<BagCase> kBagCases = {
     {256, 8, 50000, 4, 16, at::kFloat},
 };
 
+c10::Device device() { return c10::Device(absl::GetFlag(FLAGS_device)); }
+
+at::Tensor random(at::IntArrayRef sizes, at::ScalarType dtype) {
+  return at::rand(sizes, at::TensorOptions().device(device())).to(dtype);
+}
+
 // Of the kernel, of ATen's operators, of the memory alone.
 using Calls = std::vector<std::function<void()>>;
 
@@ -80,7 +96,7 @@ struct Figures {
 };
 
 Figures measure(const Calls& calls) {
-  const auto times = time_turns(calls, absl::GetFlag(FLAGS_repetitions));
+  const auto times = time_turns(calls, absl::GetFlag(FLAGS_repetitions), device());
   const auto &ours = times[0], &theirs = times[1], &memory = times[2];
   return {median_microseconds(ours), median_microseconds(theirs), median_microseconds(memory),
           median_ratio(theirs, ours), median_ratio(ours, memory)};
@@ -88,7 +104,7 @@ Figures measure(const Calls& calls) {
 
 Figures measure_forward(const Case& c, const at::Tensor& ids, int64_t own_ids) {
   const int64_t size = c.rows / c.parts, offset = size;
-  const at::Tensor part = at::rand({size, c.features}).to(c.dtype), source = at::rand({c.ids, c.features}).to(c.dtype);
+  const at::Tensor part = random({size, c.features}, c.dtype), source = random({c.ids, c.features}, c.dtype);
   const auto op = c10::Dispatcher::singleton()
                       .findSchemaOrThrow("dtensor::masked_embedding", "")
                       .typed<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t)>();
@@ -106,7 +122,7 @@ Figures measure_forward(const Case& c, const at::Tensor& ids, int64_t own_ids) {
 
 Figures measure_backward(const Case& c, const at::Tensor& ids, int64_t own_ids) {
   const int64_t size = c.rows / c.parts, offset = size;
-  const at::Tensor grad = at::rand({c.ids, c.features}).to(c.dtype), part = at::rand({size, c.features}).to(c.dtype);
+  const at::Tensor grad = random({c.ids, c.features}, c.dtype), part = random({size, c.features}, c.dtype);
   const auto op = c10::Dispatcher::singleton()
                       .findSchemaOrThrow("dtensor::masked_embedding_backward", "")
                       .typed<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t, int64_t)>();
@@ -138,9 +154,10 @@ auto operator_of(const char* name) {
 // Sums of bags: forward and backward.
 std::array<Figures, 2> measure_bags(const BagCase& c) {
   const int64_t size = c.rows / c.parts, offset = size, num_ids = c.bags * c.ids_per_bag;
-  const at::Tensor ids = at::randint(c.rows, {num_ids}, at::kLong),
-                   offsets = at::arange(0, num_ids, c.ids_per_bag, at::kLong),
-                   part = at::rand({size, c.features}).to(c.dtype), grad = at::rand({c.bags, c.features}).to(c.dtype);
+  const auto integers = at::TensorOptions(at::kLong).device(device());
+  const at::Tensor ids = at::randint(c.rows, {num_ids}, integers),
+                   offsets = at::arange(0, num_ids, c.ids_per_bag, integers),
+                   part = random({size, c.features}, c.dtype), grad = random({c.bags, c.features}, c.dtype);
   const int64_t own_ids = ids.ge(offset).logical_and(ids.lt(offset + size)).sum().item<int64_t>();
   const auto lookup = operator_of<BagLookupOp>("dtensor::masked_embedding_bag");
   const auto gradient = operator_of<BagGradientOp>("dtensor::masked_embedding_bag_backward");
@@ -185,9 +202,9 @@ int run() {
   at::set_num_threads(1);
   const c10::InferenceMode inference;
   dtensor::benchmarks::Gates gates;
-  for (const Case& c : kCases) {
+  for (const Case& c : device().is_cpu() ? kCases : kGpuCases) {
     const int64_t size = c.rows / c.parts;
-    const at::Tensor ids = at::randint(c.rows, {c.ids}, at::kLong);
+    const at::Tensor ids = at::randint(c.rows, {c.ids}, at::TensorOptions(at::kLong).device(device()));
     const int64_t own_ids = ids.ge(size).logical_and(ids.lt(2 * size)).sum().item<int64_t>();
     const std::string what = std::to_string(c.ids) + " ids, rows 1/" + std::to_string(c.parts) + " of " +
                              std::to_string(c.rows) + " x " + std::to_string(c.features) + " " + c10::toString(c.dtype);

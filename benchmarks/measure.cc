@@ -1,5 +1,7 @@
 #include "benchmarks/measure.h"
 
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -88,6 +90,26 @@ std::vector<std::vector<double>> time_turns(const std::vector<Call>& calls, int6
       const double begin = cpu_seconds();
       calls[c]();
       times[c].push_back(cpu_seconds() - begin);
+    }
+  }
+  return times;
+}
+
+std::vector<std::vector<double>> time_turns(const std::vector<Call>& calls, int64_t turns, c10::Device device) {
+  if (device.is_cpu()) return time_turns(calls, turns);
+  constexpr int kCallsOfTurn = 8;
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const c10::Stream stream = guard.getStream(device);
+  std::vector<std::vector<double>> times(calls.size());
+  for (const Call& call : calls) call(), call();
+  for (int64_t i = 0; i < turns; ++i) {
+    for (size_t c = 0; c < calls.size(); ++c) {
+      c10::Event begin(device.type(), c10::EventFlag::BACKEND_DEFAULT), end(device.type(), begin.flag());
+      begin.record(stream);
+      for (int k = 0; k < kCallsOfTurn; ++k) calls[c]();
+      end.record(stream);
+      end.synchronize();
+      times[c].push_back(1e-3 * begin.elapsedTime(end) / kCallsOfTurn);
     }
   }
   return times;

@@ -1,6 +1,8 @@
 // How benchmarks measure.
 #pragma once
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -23,6 +25,11 @@ PairedTimes time_pairs(const std::function<void()>& ours, const std::function<vo
 // CPU seconds of this thread that each of `calls` took, in `turns` turns in which all are called one after the other.
 // Other programs on the machine disturb them less than the time that passes. Two first calls of each do not count.
 std::vector<std::vector<double>> time_turns(const std::vector<std::function<void()>>& calls, int64_t turns);
+
+// The same on a GPU, where `device` is one: the time between two events of its current stream, of several calls that
+// are enqueued one after the other, so that what the host does in between does not count.
+std::vector<std::vector<double>> time_turns(const std::vector<std::function<void()>>& calls, int64_t turns,
+                                            c10::Device device);
 
 // Medians of times in microseconds, and of the quotients of two calls' times in the same turns.
 double median_microseconds(const std::vector<double>& seconds);

@@ -161,9 +161,11 @@ TEST_CASE("cuda: bags of a rank's rows equal ATen's operators on the CPU, in eve
           const auto doubled = weights.defined() ? weights.to(torch::kDouble) : weights;
           const auto on_gpu = weights.defined() ? weights.cuda() : weights;
           const auto close = [&](const torch::Tensor& a, const torch::Tensor& b) {
-            const double tolerance = dtype == torch::kDouble ? 1e-10 : dtype == torch::kFloat ? 1e-2 : 64;
+            // Of the largest value: sums of 5000 numbers in float32 are rounded 5000 times.
+            const double tolerance = dtype == torch::kDouble ? 1e-12 : dtype == torch::kFloat ? 3e-4 : 1e-2;
+            const double scale = b.numel() == 0 ? 0 : b.nan_to_num(0, 0, 0).abs().max().item<double>();
             const auto cpu = a.cpu().to(torch::kDouble);
-            return (cpu - b).abs().le(tolerance).logical_or(cpu.eq(b)).all().item<bool>();
+            return (cpu - b).abs().le(tolerance * (1 + scale)).logical_or(cpu.eq(b)).all().item<bool>();
           };
           const auto expected = masked_embedding_bag(part.to(torch::kDouble), {ids, offsets, doubled, mode}, rows);
           const auto r = fused_masked_embedding_bag(part.cuda(), {ids.cuda(), offsets.cuda(), on_gpu, mode}, rows);
