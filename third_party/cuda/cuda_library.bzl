@@ -45,8 +45,8 @@ _nvcc_objects = rule(
     },
 )
 
-# Machine code for A100 and H100, and PTX for what comes later.
-ARCHS = ["sm_80", "sm_90", "compute_90"]
+# Machine code for A100, H100 and B200, and PTX for what comes later.
+ARCHS = ["sm_80", "sm_90", "sm_100", "compute_90"]
 
 def cuda_library(name, srcs = [], hdrs = [], deps = [], cuda_deps = [], archs = ARCHS, nvccopts = [], **kwargs):
     """A cc_library with CUDA sources.
