@@ -5,8 +5,8 @@
 #include "ops/kernels/cpu/embedding.h"
 
 #ifdef DTENSOR_HAVE_CUDA
-#include "ops/kernels/cuda/embedding.h"
 #include "comm/cuda/run_on_cuda.h"
+#include "ops/kernels/cuda/embedding.h"
 #endif
 
 namespace dtensor::internal {

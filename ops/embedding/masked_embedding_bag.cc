@@ -7,8 +7,8 @@
 #include "ops/kernels/cpu/embedding_bag.h"
 
 #ifdef DTENSOR_HAVE_CUDA
-#include "ops/kernels/cuda/embedding_bag.h"
 #include "comm/cuda/run_on_cuda.h"
+#include "ops/kernels/cuda/embedding_bag.h"
 #endif
 
 namespace dtensor::internal {

@@ -14,8 +14,8 @@
 #include "ops/support/meta_tensor.h"
 
 #ifdef DTENSOR_HAVE_CUDA
-#include "ops/kernels/cuda/cross_entropy.h"
 #include "comm/cuda/run_on_cuda.h"
+#include "ops/kernels/cuda/cross_entropy.h"
 #endif
 
 namespace dtensor::internal {

@@ -4,8 +4,8 @@
 #include <ATen/ops/from_blob.h>
 
 #ifdef DTENSOR_HAVE_CUDA
-#include "ops/kernels/cuda/philox.h"
 #include "comm/cuda/run_on_cuda.h"
+#include "ops/kernels/cuda/philox.h"
 #endif
 
 namespace dtensor::internal {
