@@ -18,8 +18,10 @@
 #include "dtensor/redistribution/exchange_rows.h"
 #include "dtensor/redistribution/internal/redistribute_arguments.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/redistribution/stand_in.h"
 #include "dtensor/scopes.h"
 #include "dtensor/tensor/representation.h"
+#include "mesh/world.h"
 #include "placement/geometry.h"
 
 namespace dtensor {
@@ -30,6 +32,7 @@ struct ExpertRoute {
   SpecPtr tokens;
   int64_t choices = 0;  // k of a token
   RowExchange exchange;
+  std::vector<std::vector<int64_t>> part_sizes;  // of each rank's part of the tokens
   // Of each rank: layout_order[j]: where row j of the layout, [tokens * k], stands among the rows sent, which are
   // sorted by expert.
   std::vector<at::Tensor> layout_order;
@@ -81,12 +84,15 @@ void check_beside_tokens(const char* function, const char* name, const at::Tenso
 // counts[i][s][e]: rows that position s of the group of the i-th rank of this process sends to expert e.
 using ExpertCounts = std::vector<std::vector<std::vector<int64_t>>>;
 
-// One all_gather. `ids`: of each rank; those that are no expert are counted last.
+// One all_gather. `ids`: of each rank; those that are no expert are counted last. In a world without data: none.
 ExpertCounts gather_counts(const std::vector<at::Tensor>& ids, int64_t num_experts, const DeviceMesh& mesh,
                            int64_t dim) {
   LocalGuard guard;
   RankTensors own;
-  for (const at::Tensor& t : ids) own.push_back(at::bincount(t, /*weights=*/{}, num_experts + 1));
+  const bool has_data = mesh.world().has_data();
+  for (const at::Tensor& t : ids) {
+    if (has_data) own.push_back(at::bincount(t, /*weights=*/{}, num_experts + 1));
+  }
   CommCall call;
   call.group = &mesh.get_group(dim);
   call.ranks = mesh.local_ranks();
@@ -147,6 +153,30 @@ ExpertCounts set_exchange(RowExchange& exchange, const ExpertCounts& counts, int
   return received;
 }
 
+// Without values every expert gets as many rows of each rank, rounded up where that is no whole number, of the rank
+// that has most experts. `rows`: that a rank sends. Returns what set_exchange() does.
+ExpertCounts set_even_exchange(RowExchange& exchange, int64_t rows, int64_t num_experts) {
+  const int64_t size = exchange.mesh.get_group(exchange.mesh_dim).size, own = chunk(num_experts, size, 0).size;
+  const int64_t arrive = (rows * own + num_experts - 1) / num_experts;  // from each rank
+  std::vector<int64_t>& sent = exchange.sent.emplace_back();
+  for (int64_t r = 0; r < size; ++r) {
+    const Run experts = chunk(num_experts, size, r);
+    sent.push_back(rows * (experts.begin + experts.size) / num_experts - rows * experts.begin / num_experts);
+  }
+  exchange.received.emplace_back(size, arrive);
+  exchange.most_received = (size - 1) * arrive;
+  exchange.most_sent = rows - *std::min_element(sent.begin(), sent.end());
+  ExpertCounts received(1);
+  for (int64_t e = 0; e < own; ++e) {
+    auto& of_expert = received[0].emplace_back();
+    for (int64_t s = 0; s < size; ++s) {  // what one sender rounds down, the next rounds up
+      const int64_t shift = s % own;
+      of_expert.push_back((arrive * (e + 1) + shift) / own - (arrive * e + shift) / own);
+    }
+  }
+  return received;
+}
+
 // Where the rows of each expert lie among those that arrived, sorted by sender and then by expert.
 std::vector<int64_t> expert_order(const std::vector<std::vector<int64_t>>& received, size_t senders) {
   std::vector<int64_t> begins(senders, 0);  // of the next rows of each sender
@@ -184,7 +214,26 @@ std::vector<at::Tensor> local_experts(const at::Tensor& weight, const Spec& toke
   }
   const at::Tensor moved = redistribute_as(weight, whole, explicit_cause(kDispatch));
   fetch_parts(moved);  // a slice may have none yet
-  return to_local(moved, gradient);
+  return parts_of(moved, gradient);
+}
+
+// The rows of one rank, sorted by expert. `received`: from each sender, of each of its experts.
+void add_arrived(ExpertTokens& result, ExpertRoute& route, const at::Tensor& arrived,
+                 const std::vector<std::vector<int64_t>>& received) {
+  const DeviceMesh& mesh = route.exchange.mesh;
+  const auto senders = static_cast<size_t>(mesh.size(route.exchange.mesh_dim));
+  std::vector<int64_t>& counts = result.counts.emplace_back();
+  for (const auto& of_expert : received)
+    counts.push_back(std::accumulate(of_expert.begin(), of_expert.end(), int64_t{0}));
+  std::vector<int64_t> ends(counts.size());
+  std::partial_sum(counts.begin(), counts.end(), ends.begin());
+  const bool has_data = mesh.world().has_data();
+  const at::Tensor order = has_data ? as_index(expert_order(received, senders), at::kLong, arrived.device())
+                                    : make_stand_in(mesh, {arrived.size(0)}, at::kLong);
+  result.offsets.push_back(has_data ? as_index(ends, at::kInt, arrived.device())
+                                    : make_stand_in(mesh, {static_cast<int64_t>(ends.size())}, at::kInt));
+  route.sender_order.push_back(inverse_of(order));
+  result.rows.push_back(arrived.index_select(0, order));
 }
 
 }  // namespace
@@ -200,10 +249,10 @@ ExpertTokens moe_dispatch(const at::Tensor& tokens, const at::Tensor& expert_ids
   check_layout(*spec, dim);
   TORCH_CHECK_TYPE(at::isIntegralType(expert_ids.scalar_type(), /*includeBool=*/false),
                    "[moe_dispatch] expert_ids are ", expert_ids.scalar_type(), ": integers are expected");
-  TORCH_CHECK_NOT_IMPLEMENTED(!mesh.local_ranks().empty() && !mesh.world().is_meta(), "[moe_dispatch] ",
-                              spec->to_string(), " has no data in this process, whose world is ", mesh.world().name(),
-                              ": the values of expert_ids decide where tokens go");
-
+  TORCH_CHECK_NOT_IMPLEMENTED(!mesh.world().has_data() || !mesh.local_ranks().empty(), "[moe_dispatch] ",
+                              spec->to_string(),
+                              " has no data in this process, which has no rank of the mesh: the "
+                              "values of expert_ids decide where tokens go");
   TORCH_CHECK_VALUE(!weights.empty(),
                     "[moe_dispatch] weights is empty: at least one, [number of experts, ...], is expected");
   const int64_t num_experts = weights[0].dim() > 0 ? weights[0].size(0) : 0;
@@ -222,33 +271,26 @@ ExpertTokens moe_dispatch(const at::Tensor& tokens, const at::Tensor& expert_ids
   route->exchange.mesh_dim = dim;
   route->exchange.cause = explicit_cause(kDispatch);
   std::vector<at::Tensor> ids;
-  for (const at::Tensor& t : to_local(own_ids)) {
+  for (const at::Tensor& t : parts_of(own_ids, spec->placements())) {
     const at::Tensor flat = t.detach().reshape({-1}).to(at::kLong);
     ids.push_back(at::where(flat.lt(0).logical_or(flat.ge(num_experts)), num_experts, flat));
   }
-  const ExpertCounts received = set_exchange(route->exchange, gather_counts(ids, num_experts, mesh, dim), num_experts);
+  const ExpertCounts counts = gather_counts(ids, num_experts, mesh, dim);
+  const ExpertCounts received = mesh.world().has_data()
+                                    ? set_exchange(route->exchange, counts, num_experts)
+                                    : set_even_exchange(route->exchange, ids[0].size(0), num_experts);
 
-  const std::vector<at::Tensor> locals = to_local(tokens);
+  const std::vector<at::Tensor> locals = parts_of(tokens, spec->placements());
   std::vector<at::Tensor> rows;
   for (size_t i = 0; i < locals.size(); ++i) {
     const at::Tensor order = std::get<1>(at::sort(ids[i], /*stable=*/true, /*dim=*/0, /*descending=*/false));
     route->layout_order.push_back(inverse_of(order));
     const at::Tensor token = order.floor_divide(route->choices);
+    route->part_sizes.push_back(locals[i].sizes().vec());
     rows.push_back(locals[i].flatten(0, -2).index_select(0, token));
   }
   const std::vector<at::Tensor> arrived = exchange_rows(rows, route->exchange);
-  for (size_t i = 0; i < arrived.size(); ++i) {
-    const auto senders = route->exchange.received[i].size();
-    const at::Tensor order = as_index(expert_order(received[i], senders), at::kLong, arrived[i].device());
-    route->sender_order.push_back(inverse_of(order));
-    result.rows.push_back(arrived[i].index_select(0, order));
-    auto& counts = result.counts.emplace_back();
-    for (const auto& of_expert : received[i])
-      counts.push_back(std::accumulate(of_expert.begin(), of_expert.end(), int64_t{0}));
-    std::vector<int64_t> ends(counts.size());
-    std::partial_sum(counts.begin(), counts.end(), ends.begin());
-    result.offsets.push_back(as_index(ends, at::kInt, arrived[i].device()));
-  }
+  for (size_t i = 0; i < arrived.size(); ++i) add_arrived(result, *route, arrived[i], received[i]);
   result.route = std::move(route);
   return result;
 }
@@ -263,7 +305,7 @@ at::Tensor moe_combine(const ExpertTokens& sent, const std::vector<at::Tensor>& 
   std::vector<at::Tensor> rows;
   for (size_t i = 0; i < results.size() && i < route.sender_order.size(); ++i) {
     TORCH_CHECK_VALUE(results[i].dim() == 2 && results[i].size(0) == sent.rows[i].size(0),
-                      "[moe_combine] the result of rank ", spec.mesh().local_ranks()[i], " has the shape ",
+                      "[moe_combine] the result of rank ", rank_of_part(spec.mesh(), i), " has the shape ",
                       results[i].sizes(), ": one row for each of the ", sent.rows[i].size(0),
                       " that it got is expected, [", sent.rows[i].size(0), ", width]");
     rows.push_back(results[i].index_select(0, route.sender_order[i]));
@@ -277,22 +319,20 @@ at::Tensor moe_combine(const ExpertTokens& sent, const std::vector<at::Tensor>& 
   if (shares.defined()) {
     const at::Tensor moved = redistribute_as(shares, spec.placements(), explicit_cause(kCombine));
     fetch_parts(moved);
-    of_choices = to_local(moved);
+    of_choices = parts_of(moved, spec.placements());
   }
   std::vector<at::Tensor> locals;
-  FromLocalOptions options;
-  options.shape.emplace(spec.sizes().begin(), spec.sizes().end());
-  options.shape->back() = returned[0].size(1);
   for (size_t i = 0; i < returned.size(); ++i) {
     at::Tensor of_tokens = returned[i].index_select(0, route.layout_order[i]);
     of_tokens = of_tokens.view({of_tokens.size(0) / route.choices, route.choices, of_tokens.size(1)});
     if (shares.defined()) of_tokens = of_tokens.mul(of_choices[i].flatten(0, -2).unsqueeze(-1));
-    const Shape part = spec.local_shape(static_cast<int64_t>(i));
-    std::vector<int64_t> sizes(part.begin(), part.end());
+    std::vector<int64_t> sizes = route.part_sizes[i];
     sizes.back() = returned[0].size(1);
     locals.push_back(of_tokens.sum(1).reshape(sizes));
   }
-  return from_local(locals, spec.mesh(), spec.placements(), options);
+  std::vector<int64_t> whole(spec.sizes().begin(), spec.sizes().end());
+  whole.back() = returned[0].size(1);
+  return from_parts_of(locals, spec.mesh(), spec.placements(), whole);
 }
 
 }  // namespace dtensor

@@ -9,7 +9,13 @@
 //   const at::Tensor y = moe_combine(sent, results, shares);                // as x
 //
 // Between the two calls tensors are plain, since the numbers of rows depend on values. Every expert gets all of its
-// tokens: there is no capacity. Source: Shazeer et al., Outrageously Large Neural Networks, 2017; the exchange as in
+// tokens: there is no capacity.
+//
+// In a world without data, as of a prediction, there is one entry for each list, of the rank with most experts and
+// tokens, and each expert is taken to get as many rows as the others, rounded up: predict_step() counts the
+// collectives, the operators between the two calls, and their memory.
+//
+// Source: Shazeer et al., Outrageously Large Neural Networks, 2017; the exchange as in
 // Lepikhin et al., GShard, 2020.
 #pragma once
 
@@ -26,7 +32,7 @@ namespace internal {
 struct ExpertRoute;  // experts.cc
 }  // namespace internal
 
-// What the ranks of this process got; one entry per mesh.local_ranks() in each list of tensors.
+// What the ranks of this process got; one entry per mesh.local_ranks() in each list of tensors, without data one.
 struct ExpertTokens {
   std::vector<at::Tensor> rows;                  // [received, width], sorted by expert; may have no rows
   std::vector<at::Tensor> offsets;               // int32 [local experts]: the end of each one's rows, for _grouped_mm
@@ -44,7 +50,8 @@ struct ExpertTokens {
 // In a job every process must have a rank of the mesh: a stage of a Pipeline that not all processes have a rank of
 // cannot use it, since operators of a stage run in every process.
 // Errors: (ValueError, TypeError) arguments and layouts other than these; (IndexError, on all ranks of the group) an id
-// that is no expert; NotImplementedError: this process has no data of the mesh.
+// that is no expert; NotImplementedError: this process has no rank of the mesh, and ranks of
+// others.
 ExpertTokens moe_dispatch(const at::Tensor& tokens, const at::Tensor& expert_ids,
                           const std::vector<at::Tensor>& weights, const std::string& mesh_dim);
 

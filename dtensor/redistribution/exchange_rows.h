@@ -16,7 +16,7 @@ namespace dtensor::internal {
 struct RowExchange {
   DeviceMesh mesh;
   int64_t mesh_dim = 0;  // rows go to ranks of one group along it
-  // One list per mesh.local_ranks(), one number per position in the group.
+  // One list per mesh.local_ranks(), in a world without data one (stand_in.h); one number per position in the group.
   std::vector<std::vector<int64_t>> sent, received;
   // Rows from other ranks that the rank of the group gets that gets most; and if all are sent back.
   int64_t most_received = 0, most_sent = 0;

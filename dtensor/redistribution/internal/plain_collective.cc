@@ -9,7 +9,9 @@
 
 #include "dtensor/redistribution/internal/plain_gradients.h"
 #include "dtensor/redistribution/internal/saved_layout.h"
+#include "dtensor/redistribution/stand_in.h"
 #include "dtensor/tensor/representation.h"
+#include "mesh/world.h"
 
 namespace dtensor::internal {
 namespace {
@@ -25,10 +27,10 @@ struct PlainBackward {
 };
 
 struct PlainCollectiveFn : torch::autograd::Function<PlainCollectiveFn> {
-  // `tensors`: one per rank of this process, then those of `reached_by`.
-  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, const PlainCall& call,
+  // `tensors`: `count` that travel, then those of `reached_by`.
+  static variable_list forward(AutogradContext* ctx, at::TensorList tensors, size_t count, const PlainCall& call,
                                const PlainCollective& forward, const PlainCollective& backward) {
-    const at::TensorList own = tensors.slice(0, call.mesh.local_ranks().size());
+    const at::TensorList own = tensors.slice(0, count);
     const RankTensors results = forward(RankTensors(own.begin(), own.end()));
     PlainBackward back{call, backward, {}, tensors.size()};
     for (const at::Tensor& t : results) back.results.emplace_back(t.sizes().vec(), t.options());
@@ -39,14 +41,17 @@ struct PlainCollectiveFn : torch::autograd::Function<PlainCollectiveFn> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto back = saved_for_backward<PlainBackward>(ctx);
-    make_plain(grads, back.call.mesh, back.call.function().c_str());
+    const bool has_data = back.call.mesh.world().has_data();
+    if (has_data) make_plain(grads, back.call.mesh, back.call.function().c_str());
     for (size_t i = 0; i < grads.size(); ++i) {
       if (grads[i].defined()) continue;
+      const auto& [sizes, options] = back.results[i];
       const LocalGuard guard;
-      grads[i] = at::zeros(back.results[i].first, back.results[i].second);
+      grads[i] = has_data ? at::zeros(sizes, options)
+                          : make_stand_in(back.call.mesh, sizes, c10::typeMetaToScalarType(options.dtype()));
     }
     variable_list result = back.backward(grads);
-    result.resize(back.inputs + 3);
+    result.resize(back.inputs + 4);
     return result;
   }
 };
@@ -58,7 +63,7 @@ RankTensors differentiable(const PlainCall& call, const RankTensors& tensors, co
   if (tensors.empty()) return forward(tensors);
   RankTensors inputs = tensors;
   inputs.insert(inputs.end(), reached_by.begin(), reached_by.end());
-  return PlainCollectiveFn::apply(at::TensorList(inputs), call, forward, backward);
+  return PlainCollectiveFn::apply(at::TensorList(inputs), tensors.size(), call, forward, backward);
 }
 
 }  // namespace dtensor::internal

@@ -1,4 +1,5 @@
-// Collectives on plain tensors, one per rank of this process, that autograd records.
+// Collectives on plain tensors, one per rank of this process, or in a world without data one stand-in (stand_in.h),
+// that autograd records.
 #pragma once
 
 #include <functional>
