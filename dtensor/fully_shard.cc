@@ -44,8 +44,14 @@ struct ToShard {
   Placements to;
 };
 
+// Over which mesh dim parameters are sharded, and by which of their own.
+struct Sharded {
+  int64_t mesh_dim = 0, dim = 0;
+};
+
 // The layout of a parameter in its group.
-Placements layout_in_group(const std::string& name, const at::Tensor& t, const DeviceMesh& mesh, int64_t dim) {
+Placements layout_in_group(const std::string& name, const at::Tensor& t, const DeviceMesh& mesh, Sharded how) {
+  const int64_t dim = how.mesh_dim, own_dim = std::min(how.dim, t.dim() - 1);
   Placements to(mesh.ndim(), Replicate());
   if (is_dtensor(t)) {
     const Spec& spec = *spec_of(t);
@@ -58,13 +64,13 @@ Placements layout_in_group(const std::string& name, const at::Tensor& t, const D
                       "': leave that to fully_shard()");
   }
   if (t.dim() == 0) return to;
-  int64_t pieces = 1;  // of the first dim, on later mesh dims
+  int64_t pieces = 1;  // of its dim, on later mesh dims
   for (int64_t m = dim + 1; m < mesh.ndim(); ++m) {
-    TORCH_CHECK_VALUE(!to[m].is_strided_shard() || to[m].dim() != 0, "[fully_shard] '", name, "' is ",
+    TORCH_CHECK_VALUE(!to[m].is_strided_shard() || to[m].dim() != own_dim, "[fully_shard] '", name, "' is ",
                       spec_of(t)->to_string(), ": a dim that has a StridedShard cannot be sharded once more");
-    if (to[m].is_sharded_on(0)) pieces *= mesh.size(m);
+    if (to[m].is_sharded_on(own_dim)) pieces *= mesh.size(m);
   }
-  to[dim] = pieces == 1 ? Shard(0) : StridedShard(0, pieces);
+  to[dim] = pieces == 1 ? Shard(own_dim) : StridedShard(own_dim, pieces);
   return to;
 }
 
@@ -82,7 +88,7 @@ std::string quoted_name(const at::Tensor& t) {
 }
 
 // The parameters without a group. Error: a group has parameters in `module` and outside of it.
-std::vector<ToShard> parameters_without_group(const torch::nn::Module& module, const DeviceMesh& mesh, int64_t dim) {
+std::vector<ToShard> parameters_without_group(const torch::nn::Module& module, const DeviceMesh& mesh, Sharded how) {
   std::vector<ToShard> result;
   absl::flat_hash_set<const c10::TensorImpl*> own;
   for (const at::Tensor& p : module.parameters()) own.insert(p.unsafeGetTensorImpl());
@@ -91,7 +97,7 @@ std::vector<ToShard> parameters_without_group(const torch::nn::Module& module, c
     if (!t.defined()) continue;
     const auto group = is_dtensor(t) ? leaf_group_of(t) : nullptr;
     if (!group) {
-      result.push_back({p.key(), t, layout_in_group(p.key(), t, mesh, dim)});
+      result.push_back({p.key(), t, layout_in_group(p.key(), t, mesh, how)});
       continue;
     }
     const auto leaves = group->leaves();
@@ -218,8 +224,9 @@ void gather_in_order(const torch::nn::Module& module) {
 void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options) {
   const int64_t dim = mesh_dim_option(mesh, options.mesh_dim, "fully_shard");
   check_dtypes(options.mixed_precision, "fully_shard");
+  TORCH_CHECK_VALUE(options.dim >= 0, "[fully_shard] dim is ", options.dim, "; it must be at least 0");
   if (options.mixed_precision.param_dtype) register_style_kernels();
-  const auto parameters = parameters_without_group(module, mesh, dim);
+  const auto parameters = parameters_without_group(module, mesh, {dim, options.dim});
   for (const ToShard& p : parameters) {
     if (is_dtensor(p.tensor) && gives_any(mixed_precision_of(p.tensor)))
       check_agrees(options.mixed_precision, p.name, p.tensor, "fully_shard");

@@ -33,6 +33,7 @@
 // Source: torch.distributed.fsdp.fully_shard.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "dtensor/mixed_precision.h"
@@ -46,26 +47,28 @@ namespace dtensor {
 
 struct FullyShardOptions {
   std::string mesh_dim = "";            // that parameters are sharded over; "": the only one of the mesh
+  int64_t dim = 0;                      // that is sharded; of a parameter with fewer dims the last
   bool reshard_after_forward = true;    // false: gathered values stay until the end of backward
   MixedPrecision mixed_precision = {};  // gathered in param_dtype, reduced in reduce_dtype
   bool prefetch = false;                // gather the groups in `module`, the new one included, ahead
   bool offload = false;                 // parts of parameters, gradients and optimizer states in host memory
 };
 
-// Makes one group of the parameters of `module` that are in none yet: each is sharded by its first dim, evenly or not,
-// over the mesh dim. On the other mesh dims parameters that are distributed on `mesh` stay as they are, so that
-// tensor-parallel layouts come first; plain parameters are replicated there, and plain buffers everywhere. Parameters
-// without dims are replicated and belong to no group. Gradients follow. Where a parameter is sharded by the same dim on
-// a later mesh dim, it is a StridedShard: gathering it takes the one mesh dim only, where the cuts of both nest.
-// Parameters and buffers get their paths in `module` as names, unless those of a larger module are known.
+// Makes one group of the parameters of `module` that are in none yet: each is sharded by its first dim, or by `dim`,
+// evenly or not, over the mesh dim. On the other mesh dims parameters that are distributed on `mesh` stay as they are,
+// so that tensor-parallel layouts come first; plain parameters are replicated there, and plain buffers everywhere.
+// Parameters without dims are replicated and belong to no group. Gradients follow. Where a parameter is sharded by the
+// same dim on a later mesh dim, it is a StridedShard: gathering it takes the one mesh dim only, where the cuts of both
+// nest. Parameters and buffers get their paths in `module` as names, unless those of a larger module are known.
 // Parameters of `module` that share memory stay tied. Those of two modules stay tied if they are one Tensor, or if one
 // call is for a module that contains both. All ranks call it alike, and a program that replaces a parameter afterwards
 // keeps the old one, or drops it, on all ranks alike, since the group gathers those that are alive.
 // Errors (ValueError), after which the module is unchanged: no mesh, no such mesh dim, or none named where the mesh has
-// several; a parameter on another mesh, or not replicated over the mesh dim, or with a StridedShard of its first dim on
-// a later one; a parameter that got another mixed precision from parallelize_module(); a module with parameters in a
-// group that has others outside of it: call it for submodules first, and for modules that share a Tensor once, for one
-// that contains them; a module whose parameters are all in one group already, unless it has plain buffers left.
+// several; a parameter on another mesh, or not replicated over the mesh dim, or with a StridedShard of that dim on
+// a later one; dim < 0; a parameter that got another mixed precision from parallelize_module(); a module with
+// parameters in a group that has others outside of it: call it for submodules first, and for modules that share a
+// Tensor once, for one that contains them; a module whose parameters are all in one group already, unless it has plain
+// buffers left.
 void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyShardOptions& options = {});
 
 // Frees the gathered values of the groups that `module` has parameters of, as after evaluation, which has no backward.

@@ -287,13 +287,15 @@ struct LayerModule : torch::nn::Module {
 
 TEST_CASE("experts of a fully sharded module give the gradients of one device", "[experts]") {
   const DeviceMesh mesh(four_ranks(), {2, 2}, {"dp", "ep"});
+  const int64_t dim = GENERATE(0, 1);
   const Layer plain(6);
   LayerModule module((Layer(6)));
   distribute_module(module, mesh, [](const std::string&, torch::nn::Module& m, const DeviceMesh& on) {
     shard_parameter(m, "up", on, {Replicate(), Shard(0)});
     shard_parameter(m, "down", on, {Replicate(), Shard(0)});
   });
-  fully_shard(module, mesh, {.mesh_dim = "dp"});
+  fully_shard(module, mesh, {.mesh_dim = "dp", .dim = dim});
+  CHECK(DTensor(module.layer.up).placements()[0] == (dim == 0 ? StridedShard(0, 2) : Shard(1)));
   const Tensor x = numbers({7, kTokenWidth}, 4);
   for (int step = 1; step <= 2; ++step) {  // the second adds to the gradients of the first
     on_one_device(x, plain, 2, {}).square().sum().backward();
