@@ -1,6 +1,9 @@
 #include "examples/models/llama.h"
 
+#include <ATen/ops/_grouped_mm.h>
+
 #include "dtensor/distribute_module.h"
+#include "dtensor/experts.h"
 #include "dtensor/parallel_style.h"
 #include "examples/models/layouts.h"
 
@@ -11,6 +14,18 @@ using dtensor::Replicate;
 using dtensor::RowwiseParallel;
 using dtensor::SequenceParallel;
 using dtensor::Shard;
+
+torch::Tensor LlamaExpertsImpl::forward(const torch::Tensor& x, const torch::Tensor& scores, const torch::Tensor& ids) {
+  const dtensor::ExpertTokens sent = dtensor::moe_dispatch(x, ids, {gate, up, down}, "ep");
+  std::vector<torch::Tensor> results;
+  for (size_t i = 0; i < sent.rows.size(); ++i) {
+    const auto product = [&](const torch::Tensor& rows, size_t weight) {
+      return at::_grouped_mm(rows, sent.weights[weight][i], sent.offsets[i]);
+    };
+    results.push_back(product(torch::silu(product(sent.rows[i], 0)) * product(sent.rows[i], 1), 2));
+  }
+  return dtensor::moe_combine(sent, results, scores);
+}
 
 void shard_llama(const std::string& path, torch::nn::Module& module, const dtensor::DeviceMesh& mesh) {
   const std::string name = path.substr(path.rfind('.') + 1);

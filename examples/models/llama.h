@@ -1,11 +1,11 @@
-// Llama in plain torch::nn: RMSNorm, rotary positions, grouped-query attention, SwiGLU. shard_llama() shards it as
-// Megatron does.
+// Llama in plain torch::nn: RMSNorm, rotary positions, grouped-query attention, SwiGLU; with experts, Mixtral.
+// shard_llama() shards it as Megatron does.
 //
 //   Llama model(LlamaConfig{.vocab = 32000});
 //   distribute_module(*model, mesh, examples::shard_llama);
 //
 // Source: Touvron et al., LLaMA: Open and Efficient Foundation Language Models, 2023; Shoeybi et al., Megatron-LM,
-// 2019.
+// 2019; Jiang et al., Mixtral of Experts, 2024.
 #pragma once
 
 #include <torch/nn.h>
@@ -33,6 +33,8 @@ struct LlamaConfig {
   int64_t kv_heads = 4;  // of keys and values; must divide heads
   int64_t hidden = 160;  // of the feed-forward layers
   int64_t layers = 2;
+  int64_t experts = 0;  // feed-forward layers of each block, over a mesh dim "ep"; 0: one for all tokens
+  int64_t choices = 2;  // experts of a token
   double norm_epsilon = 1e-5;
   double rope_theta = 10000;  // base of the frequencies of rotary positions
   // Called with the embeddings, and with the results of both halves of a block before they are added. Unset: nothing,
@@ -55,6 +57,27 @@ class RMSNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RMSNorm);
 
+// The feed-forward layers of a block with experts.
+class LlamaExpertsImpl : public torch::nn::Module {
+ public:
+  explicit LlamaExpertsImpl(const LlamaConfig& c)
+      : gate(weights("gate", {c.experts, c.width, c.hidden})),
+        up(weights("up", {c.experts, c.width, c.hidden})),
+        down(weights("down", {c.experts, c.hidden, c.width})) {}
+
+  // x: [batch, length, width], distributed over a mesh dim "ep". scores, ids: of each token's experts, [batch, length,
+  // choices].
+  torch::Tensor forward(const torch::Tensor& x, const torch::Tensor& scores, const torch::Tensor& ids);
+
+  torch::Tensor gate, up, down;
+
+ private:
+  torch::Tensor weights(const char* name, c10::IntArrayRef sizes) {
+    return register_parameter(name, torch::randn(sizes) / std::sqrt(static_cast<double>(sizes[1])));
+  }
+};
+TORCH_MODULE(LlamaExperts);
+
 class LlamaBlockImpl : public torch::nn::Module {
  public:
   explicit LlamaBlockImpl(const LlamaConfig& c)
@@ -65,9 +88,20 @@ class LlamaBlockImpl : public torch::nn::Module {
         wv(linear("wv", c.width, c.width / c.heads * c.kv_heads)),
         wo(linear("wo", c.width, c.width)),
         feed_forward_norm(register_module("feed_forward_norm", RMSNorm(c.width, c.norm_epsilon))),
-        gate(linear("gate", c.width, c.hidden)),
-        up(linear("up", c.width, c.hidden)),
-        down(linear("down", c.hidden, c.width)) {}
+        gate(nullptr),
+        up(nullptr),
+        down(nullptr),
+        router(nullptr),
+        experts(nullptr) {
+    if (c.experts > 0) {
+      router = linear("router", c.width, c.experts);
+      experts = register_module("experts", LlamaExperts(c));
+      return;
+    }
+    gate = linear("gate", c.width, c.hidden);
+    up = linear("up", c.width, c.hidden);
+    down = linear("down", c.hidden, c.width);
+  }
 
   // Where the tokens of a call stand, and what they attend to.
   struct Tokens {
@@ -79,11 +113,16 @@ class LlamaBlockImpl : public torch::nn::Module {
   // x: [batch, length, width]. `cache`: null if there is no step.
   torch::Tensor forward(torch::Tensor x, const Tokens& tokens, dtensor::KVCache* cache) {
     x = x + settled(attention(attention_norm(x), tokens, cache));
-    const auto y = feed_forward_norm(x);
-    return x + settled(down(torch::silu(gate(y)) * up(y)));
+    return x + settled(feed_forward(feed_forward_norm(x)));
   }
 
  private:
+  torch::Tensor feed_forward(const torch::Tensor& x) {
+    if (!experts) return down(torch::silu(gate(x)) * up(x));
+    const auto [scores, ids] = router(x).topk(config_.choices, -1);
+    return experts(x, torch::softmax(scores, -1), ids);
+  }
+
   torch::Tensor settled(const torch::Tensor& x) const { return config_.settle ? config_.settle(x) : x; }
 
   torch::nn::Linear linear(const char* name, int64_t from, int64_t to) {
@@ -118,7 +157,9 @@ class LlamaBlockImpl : public torch::nn::Module {
   RMSNorm attention_norm;
   torch::nn::Linear wq, wk, wv, wo;
   RMSNorm feed_forward_norm;
-  torch::nn::Linear gate, up, down;
+  torch::nn::Linear gate, up, down;  // null with experts
+  torch::nn::Linear router;          // null without
+  LlamaExperts experts;
 };
 TORCH_MODULE(LlamaBlock);
 
