@@ -7,7 +7,8 @@
 // H100s, with tensor parallelism within a node. Each layer computes its activations again in backward, or does not.
 // Llama 3 405B is searched with pipelines, too, and compared with the layouts that were published (arXiv 2407.21783,
 // table 4), under the same model: with and without fully_shard(), as theirs gathers parameters once a step, and with
-// and without activations that are computed again, as theirs keeps less of them.
+// and without activations that are computed again, as theirs keeps less of them. Mixtral's batch is a guess; its experts
+// are within a node, or all of them on each rank.
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -57,7 +58,9 @@ struct SearchedModel {
   std::vector<int64_t> stages = {1};
   Tensor between_layers = {};
   std::vector<ModuleLayouts> published = {};
-  bool within_nodes = true;  // tensor parallelism is, and layers may compute their activations again
+  bool within_nodes = true;  // tensor parallelism and experts are, and layers may compute their activations again
+  std::vector<int64_t> expert_sizes = {};
+  std::vector<int64_t> again = {0, 1};  // whether layers compute their activations again, in the order of the search
 };
 
 Tensor token_loss(const Tensor& scores, const Tensor& targets) {
@@ -108,6 +111,14 @@ SearchedModel llama_in_pipelines(const std::string& name, const examples::LlamaC
       model.published.push_back(std::move(layouts));
     }
   }
+  return model;
+}
+
+SearchedModel mixtral(const std::string& name, const examples::LlamaConfig& config, int64_t ranks, int64_t batch,
+                      int64_t length, std::vector<int64_t> expert_sizes) {
+  SearchedModel model = llama(name, config, ranks, batch, length, {1});
+  model.expert_sizes = std::move(expert_sizes);
+  model.again = {1, 0};  // nothing fits without, and styles that fit are tried on the other meshes first
   return model;
 }
 
@@ -168,12 +179,17 @@ std::vector<SearchedModel> models() {
   small.vocab = large.vocab = 128256;
   small.width = 4096, small.heads = 32, small.kv_heads = 8, small.hidden = 14336, small.layers = 32;
   large.width = 16384, large.heads = 128, large.kv_heads = 8, large.hidden = 53248, large.layers = 126;
+  examples::LlamaConfig experts;
+  experts.vocab = 32768, experts.experts = 8, experts.choices = 2;
+  experts.width = 6144, experts.heads = 48, experts.kv_heads = 8, experts.hidden = 16384, experts.layers = 56;
   examples::ViTConfig vit22;
   vit22.image = 224, vit22.patch = 14, vit22.width = 6144, vit22.heads = 48, vit22.layers = 48, vit22.classes = 1000;
   return {llama("Llama 3 8B on 64 ranks", small, 64, 512, 8192, {8, 16}),
           llama("Llama 3 405B on 16,384 ranks", large, 16384, 2048, 8192, {1}),
           llama_in_pipelines("Llama 3 405B with pipelines on 8,192 ranks", large, 8192, 64),
           llama_in_pipelines("Llama 3 405B with pipelines on 16,384 ranks", large, 16384, 128),
+          mixtral("Mixtral 8x22B on 1,024 ranks", experts, 1024, 1024, 4096, {1, 2, 4, 8}),
+          mixtral("Mixtral 8x22B, all experts on each rank, on 1,024 ranks", experts, 1024, 1024, 4096, {1}),
           vit("ViT-22B on 1,024 ranks", vit22, 1024, 65536, {1, 4}),
           dlrm()};
 }
@@ -213,9 +229,11 @@ int run() {
     SearchModuleLayoutsOptions options;
     options.ranks = m.ranks;
     if (m.within_nodes) {
-      options.allows = [&](const DeviceMesh& mesh) { return mesh.size("tp") <= h100.ranks_per_node; };
-      options.settings = {{"checkpoint", {0, 1}}};
+      options.allows = [&](const DeviceMesh& mesh) { return mesh.size() / mesh.size("dp") <= h100.ranks_per_node; };
+      options.settings = {{"checkpoint", m.again}};
     }
+    options.expert_sizes = m.expert_sizes;
+    if (!m.expert_sizes.empty()) options.experts = {"blocks.*.experts"};
     options.optimizer = [](std::vector<Tensor> parameters) {
       return std::make_shared<torch::optim::AdamW>(std::move(parameters), 1e-3);
     };
@@ -235,7 +253,8 @@ int run() {
     const ModuleLayoutSearch found = search_module_layouts(m.make, m.inputs, options);
     std::fputc('\n', stderr);
     gates.at_most(absl::StrCat("seconds to search: ", m.name, ", ", found.steps, " steps"), since(), m.gate_seconds);
-    if (absl::GetFlag(FLAGS_explain)) std::printf("%s\n", found.explain().c_str());
+    if (absl::GetFlag(FLAGS_explain))
+      std::printf("%s%s\n", found.explain().c_str(), found.best.step.to_string().c_str());
     compare_published(m, options, found.best, gates);
   }
   return gates.close();

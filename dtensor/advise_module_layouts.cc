@@ -44,7 +44,7 @@ std::string style_text(const std::optional<ParallelStyle>& style) { return style
 // The classes with the styles that `now` gives them; one whose modules have several styles, once for each.
 std::vector<StyledModules> styles_now(const TriedModel& tried, const ModuleLayouts& now) {
   const SearchModuleLayoutsOptions& o = tried.options;
-  const DeviceMesh mesh = make_search_mesh(o, 1, 1);
+  const DeviceMesh mesh = make_one_rank_mesh(o);
   const MeshScope on_mesh(mesh);
   const ModelWithLoss made = tried.make({o.layers, tried.settings});
   apply_layouts(*made.model, mesh, now);
@@ -96,8 +96,10 @@ std::vector<std::optional<ParallelStyle>> styles_for(const ModuleClass& c) {
 
 ModelArrangement arrangement_now(const ModuleLayouts& now, const SearchModuleLayoutsOptions& o,
                                  const std::vector<at::Tensor>& inputs) {
-  const bool named = now.mesh.size() == 2 && now.mesh[0].first == o.data_dim && now.mesh[1].first == o.tensor_dim;
-  const int64_t data = named ? now.mesh[0].second : 0, tensor = named ? now.mesh[1].second : 0;
+  const std::vector<std::string> dims = search_mesh_dims(o);
+  const bool named = absl::c_equal(now.mesh, dims, [](const auto& a, const auto& name) { return a.first == name; });
+  std::vector<int64_t> sizes;
+  for (const auto& [name, size] : now.mesh) sizes.push_back(size);
   const std::string fault = pipeline_fault(now);
   TORCH_CHECK_VALUE(fault.empty(), "[advise_module_layouts] of the layouts ", fault);
   SearchModuleLayoutsOptions of_now = o;
@@ -105,15 +107,16 @@ ModelArrangement arrangement_now(const ModuleLayouts& now, const SearchModuleLay
   of_now.stages_per_rank = now.stages_per_rank;
   check_options(of_now, inputs);
   const int64_t pipeline = std::max<int64_t>(now.stages / now.stages_per_rank, 1);  // ranks of it
-  TORCH_CHECK_VALUE(data >= 1 && tensor >= 1 && data * tensor * pipeline == o.ranks,
+  const bool positive = absl::c_all_of(sizes, [](int64_t size) { return size >= 1; });
+  TORCH_CHECK_VALUE(named && positive && absl::c_accumulate(sizes, pipeline, std::multiplies<int64_t>()) == o.ranks,
                     "[advise_module_layouts] the mesh of the layouts is '", numbers_text(now.mesh),
-                    "'; expected the mesh dims '", o.data_dim, "' and '", o.tensor_dim, "', in this order, of ",
+                    "'; expected the mesh dims '", absl::StrJoin(dims, "' and '"), "', in this order, of ",
                     o.ranks / pipeline, " ranks together");
   TORCH_CHECK_VALUE(
       absl::c_equal(now.settings, o.settings, [](const auto& a, const auto& b) { return a.first == b.first; }),
       "[advise_module_layouts] the layouts have the settings '", numbers_text(now.settings),
       "'; give one value for each of options.settings, in their order");
-  return {make_search_mesh(o, data, tensor), now.settings, now.micro_batches, schedule_of(now)};
+  return {make_search_mesh(o, sizes), now.settings, now.micro_batches, schedule_of(now)};
 }
 
 // "dp=4 tp=2 stages=2 1F1B".

@@ -3,12 +3,15 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
+#include <iterator>
 #include <map>
+#include <utility>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/fully_shard.h"
 #include "dtensor/parallel/module_classes.h"
+#include "dtensor/parallel/path_patterns.h"
 #include "dtensor/parallelize_module.h"
 #include "plan/plan_text.h"
 
@@ -32,10 +35,51 @@ std::string ModuleLayouts::name() const {
   return absl::StrCat(text, " fully_shard(", patterns_text(groups), ")");
 }
 
+namespace {
+
+using ModulesByPath = std::map<std::string, torch::nn::Module*>;
+
+// Those at the matches of the patterns, a module at several paths once. `matches`: of one pattern. Error (ValueError):
+// a pattern matches nothing.
+template <typename Matches>
+std::vector<torch::nn::Module*> modules_at(const ModulesByPath& modules, const std::vector<std::string>& patterns,
+                                           const char* what, const Matches& matches) {
+  std::vector<torch::nn::Module*> found;
+  for (const std::string& pattern : patterns) {
+    const std::vector<std::string> paths = matches(pattern);
+    TORCH_CHECK_VALUE(!paths.empty(), "[apply_layouts] the pattern '", pattern, "' of ", what, " matches no module");
+    for (const std::string& path : paths) {
+      if (!absl::c_linear_search(found, modules.at(path))) found.push_back(modules.at(path));
+    }
+  }
+  return found;
+}
+
+// Each own parameter of the modules is sharded by dim 0. Error (ValueError): a module has none.
+ParallelPlan plan_of_experts(const std::vector<std::string>& patterns, const ModulesByPath& modules) {
+  ParallelPlan plan;
+  for (const auto& [path, module] : modules) {
+    if (!absl::c_any_of(patterns, [&, &at = path](const auto& p) { return pattern_matches(p, at); })) continue;
+    std::vector<ParameterPlacement> own;
+    for (const auto& p : module->named_parameters(/*recurse=*/false)) own.push_back({p.key(), Shard(0)});
+    TORCH_CHECK_VALUE(!own.empty(), "[apply_layouts] '", path, "', a ", module->name(),
+                      ", which a pattern of experts matches, has no parameters of its own");
+    plan.entries.push_back({pattern_of_path(path), ParameterStyle(std::move(own))});
+  }
+  return plan;
+}
+
+}  // namespace
+
 void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const ModuleLayouts& layouts) {
-  TORCH_CHECK_VALUE(layouts.mesh.size() == 2, "[apply_layouts] the layouts have ", layouts.mesh.size(),
-                    " mesh dims, not two: the data dim and the tensor dim");
-  std::map<std::string, torch::nn::Module*> modules;
+  TORCH_CHECK_VALUE(layouts.mesh.size() == 2 || layouts.mesh.size() == 3, "[apply_layouts] the layouts have ",
+                    layouts.mesh.size(),
+                    " mesh dims, not two: the data dim and the tensor dim, or three: one for "
+                    "experts between them");
+  TORCH_CHECK_VALUE(layouts.experts.empty() || layouts.mesh.size() == 3, "[apply_layouts] the layouts have experts, '",
+                    patterns_text(layouts.experts),
+                    "', and no mesh dim for them between the data dim and the tensor dim");
+  ModulesByPath modules;
   std::vector<std::string> paths;
   module.apply(
       [&](const std::string& path, torch::nn::Module& m) {
@@ -43,16 +87,22 @@ void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const Modu
         paths.push_back(path);
       },
       std::string());
-  std::vector<torch::nn::Module*> groups;  // a module at several paths once
-  for (const std::string& pattern : layouts.groups) {
-    const std::vector<std::string> matches = outermost_matches(pattern, paths);
-    TORCH_CHECK_VALUE(!matches.empty(), "[apply_layouts] the pattern '", pattern, "' of a group matches no module");
-    for (const std::string& path : matches) {
-      if (!absl::c_linear_search(groups, modules.at(path))) groups.push_back(modules.at(path));
-    }
+  const auto groups = modules_at(modules, layouts.groups, "a group",
+                                 [&](const std::string& pattern) { return outermost_matches(pattern, paths); });
+  const auto experts = modules_at(modules, layouts.experts, "experts", [&](const std::string& pattern) {
+    std::vector<std::string> matches;
+    absl::c_copy_if(paths, std::back_inserter(matches), [&](const auto& p) { return pattern_matches(pattern, p); });
+    return matches;
+  });
+  const ParallelPlan of_experts = plan_of_experts(layouts.experts, modules);
+  const std::string& data_dim = layouts.mesh.front().first;
+  if (!experts.empty()) parallelize_module(module, mesh, of_experts, {.mesh_dim = layouts.mesh[1].first});
+  parallelize_module(module, mesh, layouts.styles, {.mesh_dim = layouts.mesh.back().first});
+  if (groups.empty()) return;
+  for (torch::nn::Module* m : experts) fully_shard(*m, mesh, {.mesh_dim = data_dim, .dim = 1});
+  for (torch::nn::Module* group : groups) {
+    if (!absl::c_linear_search(experts, group)) fully_shard(*group, mesh, {.mesh_dim = data_dim});
   }
-  parallelize_module(module, mesh, layouts.styles, {.mesh_dim = layouts.mesh[1].first});
-  for (torch::nn::Module* group : groups) fully_shard(*group, mesh, {.mesh_dim = layouts.mesh[0].first});
 }
 
 }  // namespace dtensor

@@ -1,5 +1,5 @@
-// Layouts of a whole model on a mesh with a data dim and a tensor dim, as search_module_layouts() finds them or a
-// program writes them.
+// Layouts of a whole model on a mesh with a data dim, a tensor dim, and perhaps one for experts, as
+// search_module_layouts() finds them or a program writes them.
 //
 //   ModuleLayouts layouts{{{"dp", 16}, {"tp", 4}}, ParallelPlan::load("plan.json"), {"layers.*", ""}};
 //   apply_layouts(*model, mesh, layouts);
@@ -34,10 +34,10 @@ struct LayoutMemory {
   std::string to_string() const;
 };
 
-// Layouts of a model with two mesh dims.
+// Layouts of a model with two mesh dims, or three.
 struct ModuleLayouts {
-  NamedNumbers mesh;                // {"dp", 16}, {"tp", 4}: the data dim, the tensor dim
-  ParallelPlan styles;              // over the tensor dim; modules without one are replicated there
+  NamedNumbers mesh;    // {"dp", 16}, {"tp", 4}: the data dim, one for experts if there is any, the tensor dim
+  ParallelPlan styles;  // over the tensor dim; modules without one are replicated there
   std::vector<std::string> groups;  // patterns of the modules that fully_shard() is called for; none: replicated
   StepPrediction step;              // predicted on a mesh of these sizes
   // Of the program whose step was predicted; apply_layouts() does not use them.
@@ -47,6 +47,9 @@ struct ModuleLayouts {
   // sizes above. `schedule`: the name that make_pipeline_schedule() takes.
   int64_t stages = 1, stages_per_rank = 1;
   std::string schedule = "";
+  // Patterns of modules whose own parameters, [number of experts, ...] each, are sharded by dim 0 over the mesh dim for
+  // experts.
+  std::vector<std::string> experts = {};
   LayoutMemory memory = {};  // predicted, as `step`
 
   // "dp=16 tp=4 stages=8 1F1B checkpoint=1 micro_batches=8 fully_shard(layers.*, the model)"
@@ -60,10 +63,12 @@ struct ModuleLayouts {
   static ModuleLayouts load(const std::string& path);
 };
 
-// parallelize_module() with the styles over the tensor dim, then fully_shard() over the data dim for each module that a
-// pattern of `groups` matches, once where it is at several paths. The sizes of layouts.mesh do not count, only the
-// names. Errors (ValueError): not two names; a pattern of `groups` that matches nothing, before the module is changed;
-// those of both functions.
+// Shards the weights of experts, then calls parallelize_module() with the styles over the tensor dim, then
+// fully_shard() over the data dim for each module that a pattern of `groups` matches, once where it is at several
+// paths, and before, if there are groups, for each module of experts by dim 1. The sizes of layouts.mesh do not count,
+// only the names. Errors (ValueError), before the module is changed: not two or three names; experts with two; a
+// pattern of `groups` or `experts` that matches nothing, or experts a module without parameters of its own. Those of
+// both functions.
 void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const ModuleLayouts& layouts);
 
 namespace internal {

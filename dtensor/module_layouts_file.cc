@@ -66,6 +66,7 @@ LayoutsJson members_of(const ModuleLayouts& layouts) {
           {"stages", layouts.stages},
           {"stages_per_rank", layouts.stages_per_rank},
           {"schedule", layouts.schedule},
+          {"experts", layouts.experts},
           {"predicted", prediction_of(layouts)}};
 }
 
@@ -86,6 +87,8 @@ void set_field(ModuleLayouts& layouts, const std::string& key, const LayoutsJson
     layouts.stages_per_rank = number_of_json(value, key, 1);
   } else if (key == "schedule") {
     layouts.schedule = text_of_json(value, key);
+  } else if (key == "experts") {
+    layouts.experts = texts_of(value, key);
   } else {
     TORCH_CHECK_VALUE(key == "format" || key == "version" || key == "predicted", "unknown field '", key, "'");
   }
@@ -95,8 +98,10 @@ void set_field(ModuleLayouts& layouts, const std::string& key, const LayoutsJson
 ModuleLayouts layouts_of_json(const LayoutsJson& json) {
   ModuleLayouts layouts;
   for (const auto& [key, value] : json.items()) set_field(layouts, key, value);
-  TORCH_CHECK_VALUE(layouts.mesh.size() == 2, "'mesh' has ", layouts.mesh.size(),
-                    " dims; expected two, the data dim and the tensor dim");
+  const size_t dims = layouts.mesh.size();
+  TORCH_CHECK_VALUE(dims == 2 || dims == 3, "'mesh' has ", dims,
+                    " dims; expected two, the data dim and the tensor dim, or three, one for experts between them");
+  TORCH_CHECK_VALUE(layouts.experts.empty() || dims == 3, "'experts' has patterns, and 'mesh' no dim for experts");
   const std::string fault = pipeline_fault(layouts);
   TORCH_CHECK_VALUE(fault.empty(), fault);
   return layouts;

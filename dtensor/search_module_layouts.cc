@@ -159,9 +159,10 @@ struct RunningSearch {
   const SearchModuleLayoutsOptions& options;
   TriedModels models = {};
   AllTrials all = {};
-  std::vector<std::pair<double, const ModelArrangement*>> waiting = {};  // with pipelines: by lower bound of the time
-  size_t next = 0;                                                       // of these
-  double least = std::numeric_limits<double>::infinity();                // seconds of a choice that fits
+  std::vector<std::pair<double, const ModelArrangement*>> waiting =
+      {};                                                  // pipelines or experts: with lower bounds of the time
+  size_t next = 0;                                         // of these
+  double least = std::numeric_limits<double>::infinity();  // seconds of a choice that fits
   ModuleLayoutSearch result = {};
 
   void report() const {
@@ -208,9 +209,10 @@ void search_each(RunningSearch& search, const std::vector<ModelArrangement>& arr
   }
 }
 
-// The arrangements by their lower bounds, those with the same in their order.
-void sort_by_bound(RunningSearch& search, const std::vector<ModelArrangement>& arrangements) {
-  for (const ModelArrangement& a : arrangements) search.waiting.emplace_back(least_seconds(search.model(a), a), &a);
+// Those with pipelines by their lower bounds, those with the same in their order.
+void put_in_order(RunningSearch& search, const std::vector<ModelArrangement>& arrangements, bool pipelines) {
+  for (const ModelArrangement& a : arrangements)
+    search.waiting.emplace_back(pipelines ? least_seconds(search.model(a), a) : 0, &a);
   absl::c_stable_sort(search.waiting, [](const auto& a, const auto& b) { return a.first < b.first; });
 }
 
@@ -257,7 +259,11 @@ ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vecto
   ModuleLayoutSearch& result = search.result;
   result.complete = true;
   const bool pipelines = absl::c_any_of(arrangements, [](const auto& a) { return a.schedule.has_value(); });
-  (pipelines ? sort_by_bound : search_each)(search, arrangements);
+  if (pipelines || !options.expert_sizes.empty()) {
+    put_in_order(search, arrangements, pipelines);
+  } else {
+    search_each(search, arrangements);
+  }
   BestTrial best;
   for (bool settled = false; !settled;) {
     search_waiting(search);

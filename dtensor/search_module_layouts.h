@@ -28,6 +28,9 @@
 // and those whose bound is above the best time so far are left out, unless that does not fit on all layers. Once a
 // choice with a tensor dim larger than 1 fits, the others start with the best such styles and are improved in one
 // class.
+//
+// With options.expert_sizes, meshes have a dim for experts, too, which the model gives to moe_dispatch(). Then the
+// others start with the best styles, too, without pipelines in the order of the meshes, settings and micro-batches.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -44,11 +44,19 @@ struct ModelWithLoss {
 using MakeModel = std::function<ModelWithLoss(const ModelChoice&)>;
 
 struct SearchModuleLayoutsOptions {
-  // All ways to write it, divided by the number of pipeline ranks, as a product of the sizes of two mesh dims are
-  // tried, but those whose data dim is larger than the micro-batch.
+  // All ways to write it, divided by the number of pipeline ranks, as a product of the sizes of the mesh dims are
+  // tried, but those with more ranks for the rows of inputs than a micro-batch has rows.
   int64_t ranks = 0;
   std::string data_dim = "dp";    // inputs are sharded over it by dim 0, and groups of fully_shard()
   std::string tensor_dim = "tp";  // that the styles are about
+  // Sizes of a further mesh dim to try, between the two, whose name the model gives to moe_dispatch(): inputs are
+  // sharded over it by dim 0, too. Empty: there is no such dim.
+  std::vector<int64_t> expert_sizes = {};
+  std::string expert_dim = "ep";
+  // Patterns of the modules whose own parameters are weights of experts, [number of experts, ...] each. They are
+  // sharded by dim 0 over the expert dim, by dim 1 over the data dim where the choice has groups of fully_shard(), and
+  // have no style.
+  std::vector<std::string> experts = {};
   // False: the mesh, in a pipeline that of a pipeline rank, is not tried, as tensor parallelism beyond a node. Unset:
   // all are.
   std::function<bool(const DeviceMesh& mesh)> allows = nullptr;

@@ -8,11 +8,13 @@
 #include <set>
 #include <tuple>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "dtensor/analysis/pipeline_step.h"
 #include "dtensor/analysis/step_difference.h"
 #include "dtensor/analysis/step_sum.h"
+#include "dtensor/parallel/path_patterns.h"
 #include "dtensor/predict_step.h"
 #include "dtensor/scopes.h"
 #include "mesh/world.h"
@@ -50,13 +52,23 @@ void check_classes(const ModuleClasses& whole, const ModuleClasses& fewer, int64
                     ": leave `layers` unset, so that all choices are tried on the whole");
 }
 
+// Without those of experts, which have no style.
+ModuleClasses classes_with_styles(torch::nn::Module& model, const SearchModuleLayoutsOptions& o) {
+  ModuleClasses classes = module_classes(model);
+  std::erase_if(classes.classes, [&](const ModuleClass& c) {
+    return absl::c_any_of(o.experts, [&](const auto& pattern) { return pattern_matches(pattern, c.paths.front()); });
+  });
+  return classes;
+}
+
 auto order_of(const LayoutTrial& t) {
   const int rank = t.fits ? 0 : t.ran ? 1 : t.failure.empty() ? 2 : 3;
   return std::tuple(rank, t.fits ? t.layouts.step.seconds() : 0., rank < 3 ? t.layouts.step.peak_bytes : 0);
 }
 
 std::string key_of(const ModuleLayouts& layouts) {
-  return absl::StrCat(layouts.groups.size(), " ", absl::StrJoin(layouts.groups, " "), "\n", layouts.styles.to_string());
+  return absl::StrCat(layouts.groups.size(), " ", absl::StrJoin(layouts.groups, " "), "\n",
+                      absl::StrJoin(layouts.experts, " "), "\n", layouts.styles.to_string());
 }
 
 }  // namespace
@@ -71,17 +83,17 @@ std::optional<ParallelStyle> style_of_class(const ModuleClass& c, ClassStyle sty
 
 void run_on_one_rank(TriedModel& tried) {
   const SearchModuleLayoutsOptions& o = tried.options;
-  const ModelArrangement one{make_search_mesh(o, 1, 1)};
+  const ModelArrangement one{make_one_rank_mesh(o)};
   const MeshScope on_mesh(one.mesh);
   ModuleLayouts none;
-  none.mesh = mesh_sizes(one.mesh);
+  none.mesh = mesh_sizes(one.mesh), none.experts = o.experts;
   const ModelWithLoss whole = make_model(tried, o.layers);
-  tried.classes = module_classes(*whole.model);
-  TORCH_CHECK_VALUE(!tried.classes.classes.empty(), "[search_module_layouts] the model, a ", whole.model->name(),
+  tried.classes = classes_with_styles(*whole.model, o);
+  TORCH_CHECK_VALUE(!whole.model->parameters().empty(), "[search_module_layouts] the model, a ", whole.model->name(),
                     ", has no parameters, so that there are no layouts to choose");
   for (const int64_t layers : layers_of_all_trials(o)) {
     TrialStep step(tried, one, none, layers);
-    if (layers != 1) check_classes(tried.classes, module_classes(step.model()), layers);
+    if (layers != 1) check_classes(tried.classes, classes_with_styles(step.model(), o), layers);
     const StepPrediction of = predict_step([&] { step.run_micro_batch(); }, one.mesh.world());
     tried.product_seconds[layers] = of.product_seconds - of.start_seconds;
     for (const at::Tensor& p : step.model().parameters()) tried.has_gradient[layers].push_back(p.grad().defined());
@@ -105,6 +117,7 @@ bool is_better(const LayoutTrial& a, const LayoutTrial& b) { return order_of(a) 
 ModuleLayouts LayoutTrials::layouts_of(const ClassStyles& styles) const {
   const SearchModuleLayoutsOptions& o = tried_.options;
   ModuleLayouts layouts;
+  layouts.experts = o.experts;
   if (styles.groups && arrangement_.mesh.size(o.data_dim) > 1) layouts.groups = tried_.classes.groups;
   if (arrangement_.mesh.size(o.tensor_dim) == 1) return layouts;  // all styles are alike
   for (size_t c = 0; c < styles.classes.size(); ++c) {

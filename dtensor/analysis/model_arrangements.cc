@@ -43,7 +43,7 @@ void check_stages(const SearchModuleLayoutsOptions& o, int64_t stages, int64_t p
                     " layers; each stage needs one");
   TORCH_CHECK_VALUE(stages % per_rank == 0 && stages > per_rank, "[search_module_layouts] stages has ", stages,
                     ", which ", per_rank, " stages_per_rank do not divide into two or more pipeline ranks");
-  const int64_t parts = stages / per_rank, node = cost_model(make_search_mesh(o, 1, 1).world())->ranks_per_node;
+  const int64_t parts = stages / per_rank, node = cost_model(make_one_rank_mesh(o).world())->ranks_per_node;
   TORCH_CHECK_VALUE(o.ranks % parts == 0, "[search_module_layouts] ", o.ranks, " ranks cannot be divided into ", parts,
                     " pipeline ranks, for ", stages, " stages");
   const int64_t each = o.ranks / parts;
@@ -73,6 +73,16 @@ void check_pipelines(const SearchModuleLayoutsOptions& o) {
     for (const int64_t stages : o.stages) {
       if (stages > 1) check_stages(o, stages, per_rank);
     }
+  }
+}
+
+void check_experts(const SearchModuleLayoutsOptions& o) {
+  TORCH_CHECK_VALUE(o.experts.empty() || !o.expert_sizes.empty(),
+                    "[search_module_layouts] there are patterns of experts "
+                    "and no expert_sizes to try; {1, 2, 4} has");
+  for (const int64_t size : o.expert_sizes) {
+    TORCH_CHECK_VALUE(size >= 1 && o.ranks % size == 0, "[search_module_layouts] expert_sizes has ", size,
+                      ", which does not divide ", o.ranks, " ranks");
   }
 }
 
@@ -125,7 +135,8 @@ void check_options(const SearchModuleLayoutsOptions& o, const std::vector<at::Te
   TORCH_CHECK_VALUE(o.ranks >= 1, "[search_module_layouts] ranks is ", o.ranks, "; it must be at least 1");
   TORCH_CHECK_VALUE(o.max_steps >= 1, "[search_module_layouts] max_steps is ", o.max_steps, "; it must be at least 1");
   TORCH_CHECK_VALUE(o.layers >= 0, "[search_module_layouts] layers is ", o.layers, "; it must not be negative");
-  check_settings("search_module_layouts", {o.data_dim, o.tensor_dim}, o.settings);
+  check_settings("search_module_layouts", search_mesh_dims(o), o.settings);
+  check_experts(o);
   check_micro_batches(o, inputs);
   check_pipelines(o);
   if (tries_pipelines(o)) check_micro_batches(o, {o.between_layers});
@@ -137,11 +148,36 @@ std::optional<PipelineSchedule> schedule_of(const ModuleLayouts& layouts) {
                                 layouts.micro_batches);
 }
 
-DeviceMesh make_search_mesh(const SearchModuleLayoutsOptions& o, int64_t data_size, int64_t tensor_size) {
-  const World world = World::abstract(data_size * tensor_size, o.device_type);
-  if (o.cost_model) set_cost_model(world, *o.cost_model);
-  return DeviceMesh(world, {data_size, tensor_size}, {o.data_dim, o.tensor_dim});
+std::vector<std::string> search_mesh_dims(const SearchModuleLayoutsOptions& o) {
+  if (o.expert_sizes.empty()) return {o.data_dim, o.tensor_dim};
+  return {o.data_dim, o.expert_dim, o.tensor_dim};
 }
+
+DeviceMesh make_search_mesh(const SearchModuleLayoutsOptions& o, const std::vector<int64_t>& sizes) {
+  int64_t ranks = 1;
+  for (const int64_t size : sizes) ranks *= size;
+  const World world = World::abstract(ranks, o.device_type);
+  if (o.cost_model) set_cost_model(world, *o.cost_model);
+  return DeviceMesh(world, sizes, search_mesh_dims(o));
+}
+
+DeviceMesh make_one_rank_mesh(const SearchModuleLayoutsOptions& o) {
+  return make_search_mesh(o, std::vector<int64_t>(search_mesh_dims(o).size(), 1));
+}
+
+int64_t ranks_of_rows(const DeviceMesh& mesh) { return mesh.size() / mesh.size(mesh.ndim() - 1); }
+
+namespace {
+
+// Of the meshes to try, of so many ranks.
+std::vector<std::vector<int64_t>> shapes_of(const SearchModuleLayoutsOptions& o, int64_t ranks) {
+  std::vector<std::vector<int64_t>> shapes = mesh_shapes(ranks, search_mesh_dims(o).size());
+  if (o.expert_sizes.empty()) return shapes;
+  std::erase_if(shapes, [&](const auto& shape) { return !absl::c_linear_search(o.expert_sizes, shape[1]); });
+  return shapes;
+}
+
+}  // namespace
 
 std::vector<ModelArrangement> model_arrangements(const SearchModuleLayoutsOptions& o,
                                                  const std::vector<at::Tensor>& inputs) {
@@ -149,22 +185,25 @@ std::vector<ModelArrangement> model_arrangements(const SearchModuleLayoutsOption
   std::vector<ModelArrangement> all;
   bool allowed = false;
   for (const std::optional<PipelineSchedule>& pipeline : pipelines_of(o)) {
-    for (const std::vector<int64_t>& shape : mesh_shapes(o.ranks / (pipeline ? pipeline->num_ranks : 1), 2)) {
-      if (o.allows && !o.allows(make_search_mesh(o, shape[0], shape[1]))) continue;
+    for (const std::vector<int64_t>& shape : shapes_of(o, o.ranks / (pipeline ? pipeline->num_ranks : 1))) {
+      const DeviceMesh mesh = make_search_mesh(o, shape);
+      if (o.allows && !o.allows(mesh)) continue;
       allowed = true;
       for (int64_t n = 0; n < num_combinations(o.settings); ++n) {
         for (const int64_t count : o.micro_batches) {
-          if (shape[0] > batch / count) continue;  // ranks without rows
+          if (ranks_of_rows(mesh) > batch / count) continue;  // ranks without rows
           std::optional<PipelineSchedule> schedule = pipeline;
           if (!set_micro_batches(schedule, count)) continue;
-          all.push_back({make_search_mesh(o, shape[0], shape[1]), combination(o.settings, n), count, schedule});
+          all.push_back({make_search_mesh(o, shape), combination(o.settings, n), count, schedule});
         }
       }
     }
   }
-  TORCH_CHECK_VALUE(allowed, "[search_module_layouts] `allows` allows no mesh of ", o.ranks, " ranks");
+  TORCH_CHECK_VALUE(allowed, "[search_module_layouts] `allows` allows no mesh of ", o.ranks, " ranks",
+                    o.expert_sizes.empty() ? "" : " with a size of expert_sizes");
   TORCH_CHECK_VALUE(!all.empty(), "[search_module_layouts] on each mesh that is allowed the data dim '", o.data_dim,
-                    "' is larger than a micro-batch of the ", batch, " rows of the inputs",
+                    o.expert_sizes.empty() ? "'" : "' times '" + o.expert_dim + "'",
+                    " is larger than a micro-batch of the ", batch, " rows of the inputs",
                     tries_pipelines(o) ? ", or no number of micro-batches is a multiple of the pipeline ranks" : "");
   return all;
 }

@@ -17,8 +17,8 @@
 namespace dtensor::internal {
 
 struct ModelArrangement {
-  // The data dim and the tensor dim, of an abstract world of its own with the options' cost model; of one pipeline
-  // rank.
+  // The data dim, that of experts if the options have one, and the tensor dim, of an abstract world of its own with the
+  // options' cost model; of one pipeline rank.
   DeviceMesh mesh;
   NamedNumbers settings = {};
   int64_t micro_batches = 1;
@@ -34,8 +34,13 @@ NamedNumbers mesh_sizes(const DeviceMesh& mesh);
 
 // Errors (ValueError): see search_module_layouts().
 void check_options(const SearchModuleLayoutsOptions& options, const std::vector<at::Tensor>& inputs);
-// Of an abstract world of data_size * tensor_size ranks with the options' cost model.
-DeviceMesh make_search_mesh(const SearchModuleLayoutsOptions& options, int64_t data_size, int64_t tensor_size);
+// The names of the mesh dims.
+std::vector<std::string> search_mesh_dims(const SearchModuleLayoutsOptions& options);
+// Of an abstract world of its own with the options' cost model. `sizes`: one for each of these dims.
+DeviceMesh make_search_mesh(const SearchModuleLayoutsOptions& options, const std::vector<int64_t>& sizes);
+DeviceMesh make_one_rank_mesh(const SearchModuleLayoutsOptions& options);
+// How many ranks of the mesh have different rows of the inputs: all but those along the tensor dim.
+int64_t ranks_of_rows(const DeviceMesh& mesh);
 // That of the layouts; nullopt: they have no pipeline. REQUIRES: check_options() of options with these alone.
 std::optional<PipelineSchedule> schedule_of(const ModuleLayouts& layouts);
 // All that the options allow. REQUIRES: check_options(). Error (ValueError): none.

@@ -29,7 +29,7 @@ StageTransfer stage_transfer(const SearchModuleLayoutsOptions& o, const ModelArr
   });
   const at::Tensor& whole = o.between_layers;
   std::vector<int64_t> sizes = whole.sizes().vec();
-  sizes[0] = largest_part(sizes[0] / arrangement.micro_batches, arrangement.mesh.size(o.data_dim));
+  sizes[0] = largest_part(sizes[0] / arrangement.micro_batches, ranks_of_rows(arrangement.mesh));
   if (sharded && sizes.size() > 1) sizes[1] = largest_part(sizes[1], arrangement.mesh.size(o.tensor_dim));
   StageTransfer transfer;
   transfer.bytes = static_cast<int64_t>(whole.element_size());

@@ -83,7 +83,9 @@ TrialStep::TrialStep(const TriedModel& tried, const ModelArrangement& arrangemen
     std::vector<int64_t> sizes = t.sizes().vec();
     if (!sizes.empty()) sizes[0] /= arrangement.micro_batches;
     const Placement rows = sizes.empty() ? Replicate() : Shard(0);
-    inputs_.push_back(zeros(sizes, mesh, {rows, Replicate()}, {.dtype = t.scalar_type()}));
+    Placements layout(mesh.ndim(), rows);
+    layout.back() = Replicate();
+    inputs_.push_back(zeros(sizes, mesh, layout, {.dtype = t.scalar_type()}));
   }
   if (tried.options.optimizer) optimizer_ = tried.options.optimizer(made_.model->parameters());
 }

@@ -58,6 +58,19 @@ std::vector<std::string> placements_in(const ModuleLayouts& layouts) {
   return result;
 }
 
+TEST_CASE("ModuleLayouts: a file has the experts and their mesh dim", "[dtensor][module_layouts]") {
+  ModuleLayouts layouts = some_layouts();
+  layouts.mesh = {{"dp", 2}, {"ep", 4}, {"tp", 2}};
+  layouts.experts = {"layers.*.experts", "last"};
+  layouts.save(layouts_path());
+  const ModuleLayouts loaded = ModuleLayouts::load(layouts_path());
+  CHECK(loaded.mesh == layouts.mesh);
+  CHECK(loaded.experts == layouts.experts);
+  layouts.mesh = some_layouts().mesh;
+  CHECK_THAT(error_text([&] { layouts.save(layouts_path()); }),
+             Catch::Contains("'experts' has patterns, and 'mesh' no dim for experts"));
+}
+
 TEST_CASE("ModuleLayouts: a file brings the same layouts back", "[dtensor][module_layouts]") {
   const ModuleLayouts layouts = some_layouts();
   layouts.save(layouts_path());
