@@ -13,7 +13,8 @@
 //
 // In a world without data, as of a prediction, there is one entry for each list, of the rank with most experts and
 // tokens, and each expert is taken to get as many rows as the others, rounded up: predict_step() counts the
-// collectives, the operators between the two calls, and their memory.
+// collectives, the operators between the two calls, and their memory. In a world with data it does not see plain
+// operators.
 //
 // Source: Shazeer et al., Outrageously Large Neural Networks, 2017; the exchange as in
 // Lepikhin et al., GShard, 2020.

@@ -79,6 +79,11 @@ TEST_CASE("search_module_layouts: experts are on as many ranks as their weights 
   CHECK(rows.bytes == 3 * (8 * 2 * 3 / 4) * kWidth * 4);
   CHECK(row_of(few.best.step, Collective::kAllGather, "ep").bytes == 3 * 5 * 8);  // of the counts
   CHECK(few.best.memory.parameters == (3 * kWidth * kHidden + kWidth * 4) * 4);   // an expert and the router
+  SearchModuleLayoutsOptions up_to_two = options;
+  up_to_two.expert_sizes = {1, 2};
+  const auto halves =
+      search_module_layouts(routed(kWidth, kHidden), {torch::empty({8, 4, kWidth}, at::kMeta)}, up_to_two);
+  CHECK(halves.best.mesh == NamedNumbers{{"dp", 2}, {"ep", 2}, {"tp", 1}});
   // Rows of 2,048 tokens for each rank against weights of four experts, as many numbers as 6 tokens have.
   const auto many = search_module_layouts(routed(kWidth, 1), {torch::empty({8, 1024, kWidth}, at::kMeta)}, options);
   CAPTURE(many.explain());
