@@ -7,8 +7,8 @@
 // H100s, with tensor parallelism within a node. Each layer computes its activations again in backward, or does not.
 // Llama 3 405B is searched with pipelines, too, and compared with the layouts that were published (arXiv 2407.21783,
 // table 4), under the same model: with and without fully_shard(), as theirs gathers parameters once a step, and with
-// and without activations that are computed again, as theirs keeps less of them. Mixtral's batch is a guess; its experts
-// are within a node, or all of them on each rank.
+// and without activations that are computed again, as theirs keeps less of them. Mixtral's batch is a guess; its
+// experts are within a node, or all of them on each rank.
 #include <torch/nn.h>
 #include <torch/optim.h>
 
