@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <exception>
 #include <mutex>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
@@ -69,7 +70,11 @@ c10::intrusive_ptr<c10d::Work> begin_on_gpu(const LinkCall& call, const StartWor
     call.job().launch(call.activity(), call.link.members, [&] {
       const c10::DeviceGuard guard(call.device);
       work = start();
-      return [work] { return work->isCompleted(); };
+      return [work] {
+        const bool is_done = work->isCompleted();  // also if it failed
+        if (is_done && work->exception()) std::rethrow_exception(work->exception());
+        return is_done;
+      };
     });
   });
   return work;
@@ -77,11 +82,19 @@ c10::intrusive_ptr<c10d::Work> begin_on_gpu(const LinkCall& call, const StartWor
 
 std::shared_ptr<CommWork> wait_on_gpu(c10::Device device, std::vector<c10::intrusive_ptr<c10d::Work>> begun,
                                       std::function<void()> done) {
-  return std::make_shared<CommWork>([device, begun = std::move(begun), done = std::move(done)] {
-    const c10::DeviceGuard guard(device);
-    for (const auto& work : begun) work->wait();
-    done();
-  });
+  const c10::impl::VirtualGuardImpl streams(device.type());
+  return std::make_shared<CommWork>(
+      [device, streams, began_on = streams.getStream(device), begun = std::move(begun), done = std::move(done)] {
+        const c10::DeviceGuard guard(device);
+        for (const auto& work : begun) work->wait();
+        // Memory that the collective has used goes back to the stream that it was taken for.
+        if (const c10::Stream waits = streams.getStream(device); waits != began_on) {
+          c10::Event arrived(device.type());
+          arrived.record(waits);
+          arrived.block(began_on);
+        }
+        done();
+      });
 }
 
 std::function<bool()> current_stream_done(c10::Device device) {
