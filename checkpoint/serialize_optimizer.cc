@@ -12,6 +12,7 @@
 #include "checkpoint/serialize_parts.h"
 #include "dtensor/optimizer/optimizer_state.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/offload_parts.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
@@ -105,6 +106,7 @@ void lay_out(at::Tensor& t, const std::string& state_name, const at::Tensor& p, 
   }
   const Spec& spec = *spec_of(p);
   t = distribute_tensor(t.detach(), spec.mesh(), spec.placements(), std::nullopt);
+  if (is_offloaded(p)) t = offload_parts(t);
 }
 
 void lay_out(OptimizerParamState& state, const at::Tensor& p, size_t index) {

@@ -235,18 +235,18 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
   check_has_not_one_group(module);
   const Names names = names_in(module);
   const ModuleContents before(module);
+  std::vector<at::Tensor> members;
+  for (const ToShard& p : parameters) {
+    if (p.tensor.dim() > 0) members.push_back(p.tensor);
+  }
   try {
     lay_out(module, parameters, mesh);
+    if (options.offload) offload(members);
   } catch (...) {
     before.restore();
     throw;
   }
   name_tensors(module, names);
-  std::vector<at::Tensor> members;
-  for (const ToShard& p : parameters) {
-    if (p.tensor.dim() > 0) members.push_back(p.tensor);
-  }
-  if (options.offload) offload(members);
   const auto leaves = std::make_shared<const LeafGroup>(members, options.mixed_precision.reduce_dtype);
   const auto group = std::make_shared<ParameterGroup>(leaves, dim, contains_groups, options.reshard_after_forward,
                                                       options.mixed_precision.param_dtype);
@@ -254,6 +254,7 @@ void fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, const FullyS
     change_module_traits(p, [&](ModuleTraits& traits) {
       traits.group = group;
       traits.leaves = leaves;
+      traits.offload = options.offload;
       traits.mixed_precision = options.mixed_precision;
       traits.cast_of = std::nullopt;
     });

@@ -21,14 +21,15 @@
 // contains others stay, begin no gather, and are gathered ahead only as the last one. Two groups are gathered at a time
 // then. Gathers are wasted where groups are used in another order, where backward takes no parameter of the next group
 // (a table, a first layer whose input needs no gradient), and with a checkpoint() over several groups. Operators wait
-// for a group when they use it. The gather goes on meanwhile where redistribute() with async_op does: between processes.
-// One that a RedistributeMemoryLimit or ForbidWholeGather refuses is an error of the operator that began it.
+// for a group when they use it. The gather goes on meanwhile where redistribute() with async_op does: between
+// processes. One that a RedistributeMemoryLimit or ForbidWholeGather refuses is an error of the operator that began it.
 //
-// With offload = true the parts of parameters, their gradients and what optimizers keep stay in the pinned host memory
-// of ranks on GPUs, and optimizers compute on the CPU. Gathering a group copies its parts to the GPUs before, and
-// reduced gradients are copied back; the program waits for these copies. What is computed or communicated with such
-// tensors alone is in host memory, too, so that they do not mix with tensors on GPUs. Parameters without dims stay on
-// the GPUs. The memory meter counts GPU memory alone. Of ranks on CPUs nothing changes.
+// With offload = true the parts of parameters, their gradients and what optimizers keep are in host memory of ranks on
+// GPUs (pinned, but for what optimizers keep), and optimizers compute on the CPU. Gathering a group copies its parts to
+// the GPUs before, and reduced gradients are copied back; the program waits for these copies. What is computed or
+// communicated with such tensors alone is in host memory, too; an operator that takes one and a tensor on a GPU
+// computes on the GPU, unless it writes to the one in host memory. Parameters without dims stay on the GPUs. The memory
+// meter counts GPU memory alone. Gradients of gradients are NotImplementedError. Of ranks on CPUs nothing changes.
 //
 // Source: torch.distributed.fsdp.fully_shard.
 #pragma once

@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "dtensor/tensor/host_parts.h"
+#include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor {
@@ -21,8 +23,8 @@ SpecPtr with_mesh(const SpecPtr& spec, const DeviceMesh& mesh) {
   return Spec::get(mesh, spec->placements(), spec->meta());
 }
 
-// Uninitialized parts.
-at::Tensor allocated(const SpecPtr& spec) {
+// Uninitialized parts, on the ranks' devices, or in pinned host memory.
+at::Tensor allocated(const SpecPtr& spec, bool in_host_memory = false) {
   RankTensors locals;
   LocalGuard guard;
   const DeviceMesh& mesh = spec->mesh();
@@ -31,6 +33,7 @@ at::Tensor allocated(const SpecPtr& spec) {
     locals.push_back(
         at::empty_strided(c10::IntArrayRef(sizes.data(), sizes.size()), dense_in_order_of(spec->strides(), sizes),
                           at::TensorOptions().dtype(spec->dtype()).device(mesh.world().device(mesh.local_ranks()[i]))));
+    if (in_host_memory) locals.back() = parts_in_host_memory({locals.back()})[0];
   }
   return make_dtensor(spec, std::move(locals));
 }
@@ -48,7 +51,12 @@ void allocate(const at::Tensor& t, Made& made) {
   if (!is_dtensor(t) || !spec_of(t)->mesh().world().is_meta()) return;
   const DTensorMeta& meta = meta_without_sync(t);
   at::Tensor& data = made[{meta.storage, meta.spec}];
-  if (!data.defined()) data = allocated(with_mesh(meta.spec, meta.spec->mesh().with_data()));
+  if (!data.defined()) {
+    const DeviceMesh mesh = meta.spec->mesh().with_data();
+    const auto& traits = meta.storage->module_traits;
+    const bool offload = traits && traits->offload && mesh.world().device_type() == c10::DeviceType::CUDA;
+    data = allocated(with_mesh(meta.spec, mesh), offload);
+  }
   const auto own_name = meta.name;
   t.mutable_grad() = at::Tensor();
   t.set_data(data);

@@ -12,6 +12,7 @@
 #include "dtensor/dispatch/internal/decide_call.h"
 #include "dtensor/dispatch/internal/gradient_target.h"
 #include "dtensor/dispatch/internal/input_moves.h"
+#include "dtensor/dispatch/internal/on_one_device.h"
 #include "dtensor/dispatch/internal/plain_dispatch.h"
 #include "dtensor/dispatch/internal/replicated_dispatch.h"
 #include "dtensor/dispatch/internal/typed_kernels.h"
@@ -20,6 +21,7 @@
 #include "dtensor/dispatch/reduce_first.h"
 #include "dtensor/dispatch/report_work.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/host_parts.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/step_decider.h"
 #include "dtensor/views/view_call.h"
@@ -148,7 +150,9 @@ struct CallWithin {
 // The results of the local operators, from inputs that were moved.
 std::vector<RankTensors> run_decided(const OpInfo& info, const Decided& decided, const Inputs& in,
                                      c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals) {
-  auto outputs = run_local(info, *decided.decision, in, args, locals, decided.made_now);
+  auto outputs = is_offload_used()
+                     ? run_local(info, *decided.decision, in, args, on_one_device(info, in, locals), decided.made_now)
+                     : run_local(info, *decided.decision, in, args, locals, decided.made_now);
   keep_decision(in, decided);
   report_work(info, *decided.decision, in, args);
   return outputs;

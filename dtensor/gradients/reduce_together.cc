@@ -18,6 +18,7 @@
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/cast_parts.h"
 #include "dtensor/tensor/module_traits.h"
+#include "dtensor/tensor/offload_parts.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
@@ -120,7 +121,9 @@ void wait_for_sums(const std::vector<at::Tensor>& leaves) {
 void close_gradients(const std::vector<at::Tensor>& leaves) {
   const c10::AutoGradMode no_grad(false);
   for (const at::Tensor& leaf : leaves) {
-    if (is_dtensor(leaf.grad())) close_gradient(leaf.grad());
+    if (!is_dtensor(leaf.grad())) continue;
+    close_gradient(leaf.grad());
+    if (is_dtensor(leaf) && is_offloaded(leaf)) leaf.mutable_grad() = offload_parts(leaf.grad());
   }
 }
 

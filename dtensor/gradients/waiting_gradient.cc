@@ -42,10 +42,9 @@ void take_sums(const WaitingGradients& waiting) {
   close_gradients(leaves_of(waiting));
   const c10::AutoGradMode no_grad(false);
   for (const WaitingGradient& w : waiting) {
-    if (is_dtensor(w.leaf) && is_dtensor(w.leaf.grad()) && is_offloaded(w.leaf))
-      w.leaf.mutable_grad() = offload_parts(w.leaf.grad());
     if (!w.put_aside.defined() || !w.leaf.grad().defined()) continue;
-    w.leaf.mutable_grad() = w.put_aside.add_(w.leaf.grad());
+    const at::Tensor sum = w.put_aside.add_(w.leaf.grad());
+    w.leaf.mutable_grad() = is_dtensor(w.leaf) && is_offloaded(w.leaf) ? offload_parts(sum) : sum;
   }
 }
 

@@ -46,9 +46,8 @@ class ParameterGroup {
   // group in one collective; a group that is not kept drops the copies of others on these ranks that are not kept
   // either, before. With an order also begins to gather the next group. Undefined, and nothing done: `t` is not sharded
   // on that mesh dim, or has no values of a gathered parameter, as where user code may write to the parts, or a cast
-  // where the parameter was written to after it; of parameters in host memory then `t` on its ranks' GPUs. Only to be
-  // read. Errors: those of the gather, after which the group
-  // has no copies.
+  // where the parameter was written to after it. Of a parameter in host memory the result is a copy on the GPUs in
+  // these cases. Only to be read. Errors: those of the gather, after which the group has no copies.
   at::Tensor gathered(const at::Tensor& t);
   // `to` was cast from `from`, of the group: if it has param_dtype, or had it before, it is of the group, too.
   void add_cast(const at::Tensor& from, const at::Tensor& to);

@@ -34,6 +34,7 @@ struct ModuleTraits {
   std::vector<std::shared_ptr<HookWatch>> hook_watches;
   std::shared_ptr<ParameterGroup> group;    // of fully_shard(): gathered together; null: none
   std::shared_ptr<const LeafGroup> leaves;  // of the same parameters: whose gradients are reduced together
+  bool offload = false;                     // by fully_shard(): data that it gets later is in host memory
   MixedPrecision mixed_precision = {};      // of a parameter: of its group, or by parallelize_module()
   // Of a tensor that was cast from a parameter of `group`; nullopt: it is a parameter.
   std::optional<CastOf> cast_of = std::nullopt;

@@ -1,9 +1,8 @@
 #include "dtensor/tensor/offload_parts.h"
 
-#include <ATen/ops/empty_like.h>
-
 #include <utility>
 
+#include "dtensor/tensor/host_parts.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
@@ -18,31 +17,9 @@ at::Tensor with_parts(const at::Tensor& t, RankTensors parts) {
 
 }  // namespace
 
-bool is_offloaded(const World& world, const RankTensors& parts) {
-  return !parts.empty() && world.device_type() == c10::DeviceType::CUDA && parts[0].is_cpu();
-}
-
 bool is_offloaded(const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
   return is_offloaded(meta.spec->mesh().world(), meta.locals);
-}
-
-RankTensors parts_in_host_memory(const RankTensors& parts) {
-  const LocalGuard guard;
-  RankTensors copies;
-  for (const at::Tensor& part : parts) {
-    const auto options = part.options().device(at::kCPU).pinned_memory(true);
-    copies.push_back(at::empty_like(part, options, at::MemoryFormat::Contiguous));
-    copies.back().copy_(part);
-  }
-  return copies;
-}
-
-RankTensors parts_on_gpus(const World& world, const RankTensors& parts, const std::vector<int64_t>& ranks) {
-  const LocalGuard guard;
-  RankTensors copies;
-  for (size_t i = 0; i < parts.size(); ++i) copies.push_back(parts[i].to(world.device(ranks[i])));
-  return copies;
 }
 
 at::Tensor offload_parts(const at::Tensor& t) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/host_parts.h"
 
 namespace dtensor::internal {
 namespace {
@@ -94,8 +95,7 @@ c10::DispatchKeySet key_set(c10::DeviceType device) {
 
 // What the parts take of the ranks' memory: nothing where they are in host memory although the ranks are on GPUs.
 int64_t bytes_of(const Spec& spec, const RankTensors& locals) {
-  const bool is_offloaded = !locals.empty() && locals[0].is_cpu() && !spec.mesh().world().device(0).is_cpu();
-  return is_offloaded ? 0 : spec.max_local_bytes();
+  return is_offload_used() && is_offloaded(spec.mesh().world(), locals) ? 0 : spec.max_local_bytes();
 }
 
 c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,

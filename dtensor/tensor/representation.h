@@ -9,7 +9,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/TensorImpl.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <atomic>
 #include <memory>
@@ -22,6 +21,7 @@
 #include "comm/comm_work.h"
 #include "comm/rank_tensors.h"
 #include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/local_guard.h"
 #include "dtensor/tensor/view_window.h"
 #include "mesh/memory_meter.h"
 #include "plan/spec.h"
@@ -190,11 +190,5 @@ std::vector<int64_t> dense_in_order_of(c10::IntArrayRef strides, const Shape& si
 void set_name(const at::Tensor& t, std::string name);
 // "layers.0" of a tensor called "layers.0.weight"; "" without a name or a dot.
 std::string module_of(const DTensorMeta& meta);
-
-// Guard that runs operators below autograd and below the distributed key: on local tensors.
-struct LocalGuard {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  c10::impl::ExcludeDispatchKeyGuard below_us{kDTensorKey};
-};
 
 }  // namespace dtensor::internal

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -200,13 +201,19 @@ void unscale(const c10::OperatorHandle& op, Stack& stack) {
     RankTensors of_ranks;
     for (size_t r = 0; r < ranks; ++r) {
       LocalGuard guard;
-      c10::List<at::Tensor> locals;
+      std::map<c10::DeviceType, c10::List<at::Tensor>> locals;  // fully_shard() may keep some in host memory
       for (const size_t i : group) {
-        if (local_of(gradients[i], r).numel() > 0) locals.push_back(local_of(gradients[i], r));
+        const at::Tensor& local = local_of(gradients[i], r);
+        if (local.numel() > 0) locals[local.device().type()].push_back(local);
       }
       of_ranks.push_back(local_of(found, 0).new_zeros(found.sizes()));
-      Stack call = {locals, of_ranks.back(), local_of(scale, r)};
-      if (!locals.empty()) op.callBoxed(call);
+      for (const auto& [type, list] : locals) {
+        const c10::Device device = list.get(0).device();
+        const at::Tensor of_list = of_ranks.back().to(device, of_ranks.back().scalar_type(), false, /*copy=*/true);
+        Stack call = {list, of_list, local_of(scale, r).to(device)};
+        op.callBoxed(call);
+        of_ranks.back().copy_(at::maximum(of_ranks.back(), of_list.to(of_ranks.back().device())));
+      }
     }
     if (distributed) {
       for (const size_t i : group) note_write(gradients[i], op.schema().name());

@@ -3,9 +3,14 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <c10/util/tempfile.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
+#include <algorithm>
+#include <optional>
+
+#include "checkpoint/serialize.h"
 #include "dtensor/dtensor.h"
 #include "mesh/memory_meter.h"
 #include "tests/testing/catch_torch.h"
@@ -103,6 +108,90 @@ TEST_CASE("cuda: parameters that are offloaded train as on one device, and stay 
       }
     }
   }
+}
+
+TEST_CASE("cuda: operators take parameters in host memory beside tensors on the GPU") {
+  if (no_gpu()) return;
+  const DeviceMesh mesh(World::local(4, c10::Device("cuda:0")), {4});
+  auto plain = model_of(6), model = model_of(6);
+  FullyShardOptions options;
+  options.offload = true;
+  shard_each_layer(model, mesh, options);
+  const at::Tensor x = torch::randn({8, 6}, torch::kDouble).cuda(), mask = torch::rand({13, 6}, torch::kDouble).cuda();
+  // Penalties, masks of the parameter's size, numbers on the GPU, slices, a scaled loss, all in one.
+  const auto loss_of = [](torch::nn::Sequential& m, const at::Tensor& in, const at::Tensor& of_mask) {
+    const at::Tensor w = m->parameters()[0];
+    return m->forward(in).square().mean() + 1e-3 * w.square().sum() + (w * of_mask).sum() +
+           (w / (in.square().sum() + 1)).sum() + w.slice(0, 1, 5).exp().sum();
+  };
+  const at::Tensor expected = loss_of(plain, x, mask);
+  const at::Tensor got =
+      loss_of(model, distribute_tensor(x, mesh, {Shard(0)}), distribute_tensor(mask, mesh, {Shard(0)}));
+  CHECK(std::abs(got.item<double>() - expected.item<double>()) < 1e-9);
+  expected.backward();
+  got.backward();
+  for (const auto& p : model->named_parameters()) {
+    CAPTURE(p.key());
+    CHECK(is_on(p.value().grad(), at::kCPU));
+    CHECK(full_tensor(p.value().grad()).cpu().allclose(plain->named_parameters()[p.key()].grad().cpu(), 1e-8, 1e-10));
+  }
+  CHECK_THROWS_AS(torch::autograd::grad({loss_of(model, distribute_tensor(x, mesh, {Shard(0)}),
+                                                 distribute_tensor(mask, mesh, {Shard(0)}))},
+                                        {model->parameters()[0]}, {}, std::nullopt, /*create_graph=*/true),
+                  c10::NotImplementedError);
+}
+
+TEST_CASE("cuda: gradients of offloaded parameters are reduced later, scaled, and their states saved") {
+  if (no_gpu()) return;
+  const DeviceMesh mesh(World::local(4, c10::Device("cuda:0")), {4});
+  auto plain = model_of(6), model = model_of(6);
+  FullyShardOptions options;
+  options.offload = true;
+  shard_each_layer(model, mesh, options);
+  torch::optim::AdamW a(plain->parameters(), 1e-2), b(model->parameters(), 1e-2);
+  GradScaler scaler({.init_scale = 8});
+  for (int step = 0; step < 3; ++step) {
+    a.zero_grad();
+    b.zero_grad();
+    for (int batch = 0; batch < 2; ++batch) {
+      torch::manual_seed(10 * step + batch);
+      const at::Tensor x = torch::randn({8, 6}, torch::kDouble).cuda();
+      plain->forward(x).square().mean().backward();
+      std::optional<DelayGradientReduction> delayed;
+      if (batch == 0) delayed.emplace();
+      scaler.scale(model->forward(distribute_tensor(x, mesh, {Shard(0)})).square().mean()).backward();
+      if (step == 1 && batch == 0) reduce_gradients(model->parameters());  // once more than needed
+    }
+    a.step();
+    CHECK(scaler.step(b));
+    scaler.update();
+  }
+  for (const auto& p : model->named_parameters()) {
+    CAPTURE(p.key());
+    CHECK(is_on(p.value().grad(), at::kCPU));
+    CHECK(
+        full_tensor(p.value().detach()).cpu().allclose(plain->named_parameters()[p.key()].detach().cpu(), 1e-8, 1e-10));
+  }
+  const auto file = c10::make_tempfile("dtensor-offload-");
+  save(b, file.name);
+  torch::optim::AdamW c(model->parameters(), 1e-2);
+  load(c, file.name);
+  CHECK_NOTHROW(c.step());
+}
+
+TEST_CASE("cuda: a model made without data gets its offloaded parameters in host memory") {
+  if (no_gpu()) return;
+  const DeviceMesh mesh(World::local(2, c10::Device("cuda:0")), {2});
+  const auto model = [&] {
+    const MeshScope scope(mesh.meta());
+    torch::nn::Linear linear(6, 4);
+    return linear;
+  }();
+  FullyShardOptions options;
+  options.offload = true;
+  fully_shard(*model, mesh.meta(), options);
+  to_empty(*model);
+  for (const at::Tensor& p : model->parameters()) CHECK(is_on(p, at::kCPU));
 }
 
 TEST_CASE("cuda: offloaded parameters and optimizer states take no memory of the ranks between steps") {

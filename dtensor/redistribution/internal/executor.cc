@@ -8,7 +8,7 @@
 #include "comm/comm_work.h"
 #include "dtensor/forbid_whole_gather.h"
 #include "dtensor/redistribution/internal/plan_run.h"
-#include "dtensor/tensor/offload_parts.h"
+#include "dtensor/tensor/host_parts.h"
 #include "dtensor/tensor/representation.h"
 #include "mesh/memory_meter.h"
 
@@ -69,12 +69,16 @@ RankTensors as_tensors(RankPieces pieces) {
   return tensors;
 }
 
+// A number of an expression is on the CPU everywhere.
+bool travels_from_host(const RedistributePlan& plan, const RankTensors& locals) {
+  return !plan.tensor.wrapped_number && is_offloaded(plan.from.world(), locals);
+}
+
 // Parts in host memory travel from the GPUs, and what arrives comes back to host memory.
 template <typename Run>
 RankTensors by_gpus(const RedistributePlan& plan, RankTensors locals, const Run& run) {
-  const World& world = plan.from.world();
-  if (!is_offloaded(world, locals)) return run(std::move(locals));
-  return parts_in_host_memory(run(parts_on_gpus(world, locals, owned_ranks(plan.from))));
+  if (!travels_from_host(plan, locals)) return run(std::move(locals));
+  return parts_in_host_memory(run(parts_on_gpus(plan.from.world(), locals, owned_ranks(plan.from))));
 }
 
 // Those of `locals` that are in host memory get to the GPUs; which they are, by plan.
@@ -82,7 +86,7 @@ std::vector<bool> load_offloaded(const BatchPlan& batch, std::vector<RankTensors
   std::vector<bool> offloaded;
   for (size_t p = 0; p < locals.size(); ++p) {
     const Layout& from = batch.plans[p]->from;
-    offloaded.push_back(is_offloaded(from.world(), locals[p]));
+    offloaded.push_back(travels_from_host(*batch.plans[p], locals[p]));
     if (offloaded[p]) locals[p] = parts_on_gpus(from.world(), locals[p], owned_ranks(from));
   }
   return offloaded;
@@ -123,7 +127,7 @@ RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const Com
 
 RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors locals, const CommCause& cause,
                        std::shared_ptr<CommWork>& work) {
-  if (plan->is_local() || is_offloaded(plan->from.world(), locals)) return run_plan(*plan, std::move(locals), cause);
+  if (plan->is_local() || travels_from_host(*plan, locals)) return run_plan(*plan, std::move(locals), cause);
   check_count(*plan, locals.size(), owned_ranks(plan->from).size());
   ForbidWholeGather::check(*plan, cause);
   LocalGuard guard;
