@@ -76,12 +76,18 @@ void embedding_backward_local(const LocalCall& local, torch::jit::Stack& stack) 
   const size_t num_args = local.op.schema().arguments().size();
   const auto args = torch::jit::last(stack, num_args);
   const int64_t num_weights = args[2].toInt(), padding_idx = args[3].toInt();
-  if (rows.size == num_weights) return local.op.callBoxed(stack);
   const at::Tensor grad = args[0].toTensor(), ids = args[1].toTensor();
+  const bool has_features = !grad.is_cuda() || grad.size(-1) > 0;  // without any, ATen's kernel reads what is not there
+  if (rows.size == num_weights && has_features) return local.op.callBoxed(stack);
   const bool scale_grad_by_freq = args[4].toBool();
-  at::Tensor result = scale_grad_by_freq
-                          ? masked_embedding_backward(grad, ids, rows.begin, rows.size, padding_idx, scale_grad_by_freq)
-                          : fused_masked_embedding_backward(grad, ids, rows.begin, rows.size, num_weights, padding_idx);
+  at::Tensor result;
+  if (!has_features) {
+    result = grad.new_empty({rows.size, 0});
+  } else if (scale_grad_by_freq) {
+    result = masked_embedding_backward(grad, ids, rows.begin, rows.size, padding_idx, scale_grad_by_freq);
+  } else {
+    result = fused_masked_embedding_backward(grad, ids, rows.begin, rows.size, num_weights, padding_idx);
+  }
   if (args.back().isTensor()) result = args.back().toTensor().copy_(result);  // out=
   torch::jit::drop(stack, num_args);
   stack.emplace_back(std::move(result));
