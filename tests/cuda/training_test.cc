@@ -182,7 +182,7 @@ TEST_CASE("cuda: gradients of offloaded parameters are reduced later, scaled, an
 TEST_CASE("cuda: a model made without data gets its offloaded parameters in host memory") {
   if (no_gpu()) return;
   const DeviceMesh mesh(World::local(2, c10::Device("cuda:0")), {2});
-  const auto model = [&] {
+  auto model = [&] {
     const MeshScope scope(mesh.meta());
     torch::nn::Linear linear(6, 4);
     return linear;
