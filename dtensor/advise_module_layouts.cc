@@ -12,6 +12,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "dtensor/analysis/layout_trials.h"
 #include "dtensor/analysis/model_arrangements.h"
 #include "dtensor/analysis/step_difference.h"
@@ -100,6 +101,9 @@ ModelArrangement arrangement_now(const ModuleLayouts& now, const SearchModuleLay
   const bool named = absl::c_equal(now.mesh, dims, [](const auto& a, const auto& name) { return a.first == name; });
   std::vector<int64_t> sizes;
   for (const auto& [name, size] : now.mesh) sizes.push_back(size);
+  TORCH_CHECK_VALUE(now.experts == o.experts, "[advise_module_layouts] the layouts have the experts '",
+                    absl::StrJoin(now.experts, "', '"), "', and the options '", absl::StrJoin(o.experts, "', '"),
+                    "': give both the same patterns");
   const std::string fault = pipeline_fault(now);
   TORCH_CHECK_VALUE(fault.empty(), "[advise_module_layouts] of the layouts ", fault);
   SearchModuleLayoutsOptions of_now = o;

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <iterator>
 #include <map>
 #include <utility>
@@ -10,9 +11,11 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/fully_shard.h"
+#include "dtensor/gradients/leaf_group.h"
 #include "dtensor/parallel/module_classes.h"
 #include "dtensor/parallel/path_patterns.h"
 #include "dtensor/parallelize_module.h"
+#include "dtensor/tensor/representation.h"
 #include "plan/plan_text.h"
 
 namespace dtensor {
@@ -38,6 +41,22 @@ std::string ModuleLayouts::name() const {
 namespace {
 
 using ModulesByPath = std::map<std::string, torch::nn::Module*>;
+
+// Of the module's deepest path: 0 for the root, 2 for "blocks.0".
+int64_t depth_of(const ModulesByPath& modules, const torch::nn::Module* module) {
+  int64_t depth = 0;
+  for (const auto& [path, m] : modules) {
+    if (m == module && !path.empty()) depth = std::max<int64_t>(depth, 1 + absl::c_count(path, '.'));
+  }
+  return depth;
+}
+
+// Whether fully_shard() has something to do.
+bool has_parameters_without_group(const torch::nn::Module& module) {
+  return absl::c_any_of(module.parameters(), [](const at::Tensor& p) {
+    return p.defined() && p.dim() > 0 && !(is_dtensor(p) && internal::leaf_group_of(p));
+  });
+}
 
 // Those at the matches of the patterns, a module at several paths once. `matches`: of one pattern. Error (ValueError):
 // a pattern matches nothing.
@@ -99,9 +118,16 @@ void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const Modu
   if (!experts.empty()) parallelize_module(module, mesh, of_experts, {.mesh_dim = layouts.mesh[1].first});
   parallelize_module(module, mesh, layouts.styles, {.mesh_dim = layouts.mesh.back().first});
   if (groups.empty()) return;
-  for (torch::nn::Module* m : experts) fully_shard(*m, mesh, {.mesh_dim = data_dim, .dim = 1});
-  for (torch::nn::Module* group : groups) {
-    if (!absl::c_linear_search(experts, group)) fully_shard(*group, mesh, {.mesh_dim = data_dim});
+  // A module comes before those around it, whose group gets what is left.
+  std::vector<torch::nn::Module*> in_groups = experts;
+  absl::c_copy_if(groups, std::back_inserter(in_groups),
+                  [&](torch::nn::Module* m) { return !absl::c_linear_search(experts, m); });
+  absl::c_stable_sort(in_groups, [&](const torch::nn::Module* a, const torch::nn::Module* b) {
+    return depth_of(modules, a) > depth_of(modules, b);
+  });
+  for (torch::nn::Module* m : in_groups) {
+    if (!has_parameters_without_group(*m)) continue;
+    fully_shard(*m, mesh, {.mesh_dim = data_dim, .dim = absl::c_linear_search(experts, m) ? 1 : 0});
   }
 }
 

@@ -63,9 +63,10 @@ struct ModuleLayouts {
   static ModuleLayouts load(const std::string& path);
 };
 
-// Shards the weights of experts, then calls parallelize_module() with the styles over the tensor dim, then
-// fully_shard() over the data dim for each module that a pattern of `groups` matches, once where it is at several
-// paths, and before, if there are groups, for each module of experts by dim 1. The sizes of layouts.mesh do not count,
+// Shards the weights of experts, then calls parallelize_module() with the styles over the tensor dim; `styles` must not
+// match modules of experts. Then calls fully_shard() over the data dim for each module that a pattern of `groups`
+// matches, once where it is at several paths, and, if there are groups, for each module of experts by dim 1: inner
+// modules first, and none whose parameters are all in groups already. The sizes of layouts.mesh do not count,
 // only the names. Errors (ValueError), before the module is changed: not two or three names; experts with two; a
 // pattern of `groups` or `experts` that matches nothing, or experts a module without parameters of its own. Those of
 // both functions.

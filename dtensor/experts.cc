@@ -153,8 +153,8 @@ ExpertCounts set_exchange(RowExchange& exchange, const ExpertCounts& counts, int
   return received;
 }
 
-// Without values every expert gets as many rows of each rank, rounded up where that is no whole number, of the rank
-// that has most experts. `rows`: that a rank sends. Returns what set_exchange() does.
+// Assumes even routing: of the rows of each rank, the rank with most experts receives its experts' share, rounded up.
+// `rows`: that a rank sends. Returns what set_exchange() does.
 ExpertCounts set_even_exchange(RowExchange& exchange, int64_t rows, int64_t num_experts) {
   const int64_t size = exchange.mesh.get_group(exchange.mesh_dim).size, own = chunk(num_experts, size, 0).size;
   const int64_t arrive = (rows * own + num_experts - 1) / num_experts;  // from each rank

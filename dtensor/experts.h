@@ -51,8 +51,7 @@ struct ExpertTokens {
 // In a job every process must have a rank of the mesh: a stage of a Pipeline that not all processes have a rank of
 // cannot use it, since operators of a stage run in every process.
 // Errors: (ValueError, TypeError) arguments and layouts other than these; (IndexError, on all ranks of the group) an id
-// that is no expert; NotImplementedError: this process has no rank of the mesh, and ranks of
-// others.
+// that is no expert; NotImplementedError: this process has ranks, but none of the tokens' mesh.
 ExpertTokens moe_dispatch(const at::Tensor& tokens, const at::Tensor& expert_ids,
                           const std::vector<at::Tensor>& weights, const std::string& mesh_dim);
 

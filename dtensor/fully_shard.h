@@ -48,11 +48,11 @@ namespace dtensor {
 
 struct FullyShardOptions {
   std::string mesh_dim = "";            // that parameters are sharded over; "": the only one of the mesh
-  int64_t dim = 0;                      // that is sharded; of a parameter with fewer dims the last
   bool reshard_after_forward = true;    // false: gathered values stay until the end of backward
   MixedPrecision mixed_precision = {};  // gathered in param_dtype, reduced in reduce_dtype
   bool prefetch = false;                // gather the groups in `module`, the new one included, ahead
   bool offload = false;                 // parts of parameters, gradients and optimizer states in host memory
+  int64_t dim = 0;                      // of each parameter, which is sharded: its last one if it has fewer
 };
 
 // Makes one group of the parameters of `module` that are in none yet: each is sharded by its first dim, or by `dim`,

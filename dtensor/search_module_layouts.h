@@ -29,8 +29,9 @@
 // choice with a tensor dim larger than 1 fits, the others start with the best such styles and are improved in one
 // class.
 //
-// With options.expert_sizes, meshes have a dim for experts, too, which the model gives to moe_dispatch(). Then the
-// others start with the best styles, too, without pipelines in the order of the meshes, settings and micro-batches.
+// With options.expert_sizes, meshes have a dim for experts, too, which the model gives to moe_dispatch(). Then,
+// too, the other choices start with the best styles; without pipelines they come in the order of the meshes, settings
+// and micro-batches, so that the settings that are likely the best should be first in their lists.
 #pragma once
 
 #include <ATen/core/Tensor.h>
