@@ -30,11 +30,12 @@ at::Tensor allocated(const SpecPtr& spec, bool in_host_memory = false) {
   const DeviceMesh& mesh = spec->mesh();
   for (size_t i = 0; i < mesh.local_ranks().size(); ++i) {
     const Shape sizes = spec->local_shape(static_cast<int64_t>(i));
-    locals.push_back(
-        at::empty_strided(c10::IntArrayRef(sizes.data(), sizes.size()), dense_in_order_of(spec->strides(), sizes),
-                          at::TensorOptions().dtype(spec->dtype()).device(mesh.world().device(mesh.local_ranks()[i]))));
-    if (in_host_memory) locals.back() = parts_in_host_memory({locals.back()})[0];
+    const c10::Device device = in_host_memory ? c10::kCPU : mesh.world().device(mesh.local_ranks()[i]);
+    const auto options = at::TensorOptions().dtype(spec->dtype()).device(device).pinned_memory(in_host_memory);
+    locals.push_back(at::empty_strided(c10::IntArrayRef(sizes.data(), sizes.size()),
+                                       dense_in_order_of(spec->strides(), sizes), options));
   }
+  if (in_host_memory) offload_was_used = true;
   return make_dtensor(spec, std::move(locals));
 }
 

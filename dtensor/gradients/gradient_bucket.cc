@@ -17,6 +17,7 @@
 #include "dtensor/gradients/leaf_group.h"
 #include "dtensor/gradients/open_gradient.h"
 #include "dtensor/gradients/waiting_gradient.h"
+#include "dtensor/tensor/offload_parts.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
@@ -97,8 +98,10 @@ class GradientBucket {
   void part_kept() {
     const c10::AutoGradMode no_grad(false);
     for (const auto& [leaf, gradient] : std::exchange(passed_, {})) {
-      if (gradient.expired() || !leaf.grad().defined()) continue;
-      leaf.mutable_grad() = leaf.grad().clone();
+      if (!leaf.grad().defined()) continue;
+      if (!gradient.expired()) leaf.mutable_grad() = leaf.grad().clone();
+      if (is_dtensor(leaf) && is_dtensor(leaf.grad()) && is_offloaded(leaf))
+        leaf.mutable_grad() = offload_parts(leaf.grad());
     }
   }
 

@@ -66,12 +66,14 @@ at::Tensor handle_of(c10::TensorImpl* leaf) {
   return at::Tensor::wrap_tensor_impl(Impl::unsafe_reclaim_from_nonowning(leaf));
 }
 
-// The gradient in host memory if the leaf is there. Error: NotImplementedError, for gradients of gradients.
-at::Tensor beside(const at::Tensor& leaf, const at::Tensor& gradient) {
+// The gradient in host memory if the leaf is there, and with it a .grad that it is added to. Error:
+// NotImplementedError, for gradients of gradients.
+at::Tensor moved_to_leaf(const at::Tensor& leaf, const at::Tensor& gradient) {
   if (!is_offloaded(leaf)) return gradient;
   TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(),
                               "a gradient with create_graph of a parameter that fully_shard() keeps in host memory "
                               "(offload) would have no history: shard that module without offload");
+  if (is_dtensor(leaf.grad())) leaf.mutable_grad() = offload_parts(leaf.grad());
   return offload_parts(gradient);
 }
 
@@ -109,9 +111,9 @@ class GradientLayoutHook final : public GradientHook {
       part_in_the_end(leaf, gradient);
       return gradient.variable_data();
     }
-    if (is_there) return beside(leaf, gradient);
+    if (is_there) return moved_to_leaf(leaf, gradient);
     if (put_in_bucket(leaf, gradient)) return before_hooks_ ? for_hooks(leaf, gradient) : gradient;
-    return beside(leaf, reduce_at_once(leaf, gradient, cause_of("gradient", meta)));
+    return moved_to_leaf(leaf, reduce_at_once(leaf, gradient, cause_of("gradient", meta)));
   }
 
   c10::TensorImpl* leaf_;

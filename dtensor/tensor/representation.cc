@@ -93,22 +93,25 @@ c10::DispatchKeySet key_set(c10::DeviceType device) {
   return c10::DispatchKeySet(backend) | kBothDTensorKeys;
 }
 
-// What the parts take of the ranks' memory: nothing where they are in host memory although the ranks are on GPUs.
-int64_t bytes_of(const Spec& spec, const RankTensors& locals) {
-  return is_offload_used() && is_offloaded(spec.mesh().world(), locals) ? 0 : spec.max_local_bytes();
+// Parts in host memory take no memory of ranks on GPUs, and calls that read them take the long way.
+void note_offload(DTensorMeta& meta) {
+  if (!is_offloaded(meta.spec->mesh().world(), meta.locals)) return;
+  meta.may_need_sync = true;
+  meta.storage->hold.resize(0);
 }
 
 c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
                                           std::shared_ptr<const std::string> name,
                                           std::shared_ptr<CommWork> arriving = nullptr) {
   auto meta = c10::make_intrusive<DTensorMeta>();
-  if (!storage) storage = std::make_shared<LocalStorage>(spec->mesh().world(), bytes_of(*spec, locals));
+  if (!storage) storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
   meta->spec = std::move(spec);
   meta->locals = std::move(locals);
   meta->storage = std::move(storage);
   meta->name = std::move(name);
   meta->arriving = std::move(arriving);
   meta->may_need_sync = meta->arriving != nullptr || meta->storage->observer != nullptr;
+  if (is_offload_used()) note_offload(*meta);
   return meta;
 }
 
@@ -158,7 +161,7 @@ at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWor
 }
 
 at::Tensor make_result_of(const at::Tensor& input, SpecPtr spec, RankTensors locals) {
-  auto storage = std::make_shared<LocalStorage>(meta_without_sync(input).storage->world, bytes_of(*spec, locals));
+  auto storage = std::make_shared<LocalStorage>(meta_without_sync(input).storage->world, spec->max_local_bytes());
   at::Tensor result(make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr));
   mutable_hints(result).laid_out_by_engine = true;
   return result;

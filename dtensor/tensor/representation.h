@@ -112,7 +112,8 @@ struct DTensorMeta final : c10::BackendMeta {
   std::shared_ptr<LocalStorage> storage;
   std::shared_ptr<const std::string> name;  // a parameter's path in its module, or null
   std::shared_ptr<CommWork> arriving;       // fills in the locals, or null
-  bool may_need_sync = false;               // the locals are arriving, or a copied view's
+  // The locals are arriving, or a copied view's, or in host memory of ranks on GPUs.
+  bool may_need_sync = false;
 
   // An operator's result, in a layout that the engine chose, not the user.
   bool laid_out_by_engine = false;

@@ -2,8 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <utility>
-
 #include "dtensor/tensor/host_parts.h"
 
 namespace dtensor::internal {
@@ -11,12 +9,12 @@ namespace dtensor::internal {
 std::vector<RankTensors> on_one_device(const OpInfo& info, const Inputs& in, std::vector<RankTensors> locals) {
   const World& world = in.mesh.world();
   if (world.device_type() != c10::DeviceType::CUDA) return locals;
-  const auto counts = [](const RankTensors& parts) {
+  const auto may_move = [](const RankTensors& parts) {
     return !parts.empty() && parts[0].defined() && !parts[0].unsafeGetTensorImpl()->is_wrapped_number();
   };
   bool in_host_memory = false, on_gpus = false, writes_host = false, writes_gpus = false;
   for (size_t k = 0; k < locals.size(); ++k) {
-    if (!counts(locals[k])) continue;
+    if (!may_move(locals[k])) continue;
     const bool is_host = locals[k][0].is_cpu(), is_written = info.args[in.args[k]].written;
     (is_host ? in_host_memory : on_gpus) = true;
     if (is_written) (is_host ? writes_host : writes_gpus) = true;
@@ -27,7 +25,7 @@ std::vector<RankTensors> on_one_device(const OpInfo& info, const Inputs& in, std
       ": writes to tensors in host memory, as of fully_shard() with offload, and to others on GPUs: call it for "
       "them one after the other");
   for (RankTensors& parts : locals) {
-    if (!counts(parts) || parts[0].is_cpu() == writes_host) continue;
+    if (!may_move(parts) || parts[0].is_cpu() == writes_host) continue;
     parts = writes_host ? parts_in_host_memory(parts) : parts_on_gpus(world, parts, in.mesh.local_ranks());
   }
   return locals;

@@ -21,7 +21,6 @@
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/dispatch_scope.h"
-#include "dtensor/tensor/host_parts.h"
 #include "dtensor/tensor/typed_operators.h"
 #include "propagation/strategy_cache.h"
 
@@ -84,9 +83,7 @@ class DirectCall {
 
 bool DirectCall::begin() {
   resolved_ = &info_.resolve();
-  if (info_.handler != nullptr || !resolved_->rule || calls_are_decided_otherwise() || has_listeners() ||
-      is_offload_used())
-    return false;
+  if (info_.handler != nullptr || !resolved_->rule || calls_are_decided_otherwise() || has_listeners()) return false;
   for (const at::Tensor* t : tensors_) {
     if (!is_dtensor(*t)) return false;
   }

@@ -81,11 +81,12 @@ RankTensors by_gpus(const RedistributePlan& plan, RankTensors locals, const Run&
   return parts_in_host_memory(run(parts_on_gpus(plan.from.world(), locals, owned_ranks(plan.from))));
 }
 
-// Those of `locals` that are in host memory get to the GPUs; which they are, by plan.
+// Copies those of `locals` in host memory to the GPUs. Returns, by plan, whether they were.
 std::vector<bool> load_offloaded(const BatchPlan& batch, std::vector<RankTensors>& locals) {
   std::vector<bool> offloaded;
   for (size_t p = 0; p < locals.size(); ++p) {
     const Layout& from = batch.plans[p]->from;
+    check_count(*batch.plans[p], locals[p].size(), owned_ranks(from).size());
     offloaded.push_back(travels_from_host(*batch.plans[p], locals[p]));
     if (offloaded[p]) locals[p] = parts_on_gpus(from.world(), locals[p], owned_ranks(from));
   }
@@ -156,6 +157,10 @@ RankPieces run_transfer(const RedistributePlan& plan, RankPieces locals, const C
                       owned[i], ", which has no place in ", plan.from.to_string());
   }
   LocalGuard guard;
+  for (size_t i = 0; i < owned.size(); ++i) {  // parts in host memory travel from the GPUs
+    if (!travels_from_host(plan, locals[i])) continue;
+    for (at::Tensor& piece : locals[i]) piece = piece.to(world.device(owned[i]));
+  }
   RankPieces results = run_all(PlanRun(plan, for_ranks(owned, std::move(locals), first, world.size())), cause);
   return for_ranks(owned_ranks(plan.to), std::move(results), owned, world.size());
 }
@@ -171,7 +176,6 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
   std::vector<PlanRun> runs;
   for (size_t p = 0; p < locals.size(); ++p) {
     const RedistributePlan& plan = *batch.plans[p];
-    check_count(plan, locals[p].size(), owned_ranks(plan.from).size());
     ForbidWholeGather::check(plan, cause);
     runs.emplace_back(plan, as_pieces(std::move(locals[p])));
   }
