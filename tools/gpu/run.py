@@ -33,36 +33,35 @@ def environment():
     return env
 
 
+# A job: its name, the commands that it consists of, and variables.
 def benchmarks():
-    kernels = [(name, [name, "--device=cuda:0"], {}) for name in ["embedding", "cross_entropy"]]
-    return kernels + [("gpu", ["gpu"], {}), ("prediction", ["prediction", "--device=cuda:0"], {})]
+    kernels = [(name, [[name, "--device=cuda:0"]], {}) for name in ["embedding", "cross_entropy"]]
+    return kernels + [("gpu", [["gpu"]], {}), ("prediction", [["prediction", "--device=cuda:0"]], {})]
 
 
 def tests(seconds):
-    jobs = [(name, [name], {}) for name in ["cuda_test", "training_test", "nccl_test", "sharded_test"]]
+    jobs = [(name, [[name]], {}) for name in ["cuda_test", "training_test", "nccl_test", "sharded_test"]]
     for name in OP_TESTS:
-        jobs.append(("ops:" + name, [name + "_test", NO_WRONG_INDICES], {"DTENSOR_TEST_DEVICE": "cuda:0"}))
+        jobs.append(("ops:" + name, [[name + "_test", NO_WRONG_INDICES]], {"DTENSOR_TEST_DEVICE": "cuda:0"}))
     fuzz = ["fuzz", "--device=cuda:0", "--open=open_findings_on_gpus.txt", "--shrink_seconds=5", "--seconds=%d" % seconds]
     for seed in range(101, 105):
-        jobs.append(("fuzz:%d" % seed, fuzz + ["--seed=%d" % seed], {}))
+        jobs.append(("fuzz:%d" % seed, [fuzz + ["--seed=%d" % seed]], {}))
     rules = ["verify_rules", "--device=cuda:0", "--known=known_findings_on_gpus.txt", "--brief"]
     for letters in ["_", "a", "b", "c", "d", "ef", "gh", "ijkl", "m", "n", "op", "qr", "s", "t", "uvwxyz"]:
-        jobs.append(("rules:" + letters, rules, {"LETTERS": letters}))
+        jobs.append(("rules:" + letters, [rules + ["--op=aten::" + letter] for letter in letters], {}))
     return jobs
 
 
 def run(job, env, prefix, logs, limit):
-    name, argv, extra = job
+    name, commands, variables = job
     path = os.path.join(logs, name.replace(":", "_") + ".log")
     begin, code = time.time(), 0
-    letters = extra.get("LETTERS", " ")
     with open(path, "w") as log:
-        for letter in letters:
-            more = [] if letter == " " else ["--op=aten::" + letter]
-            command = prefix + [os.path.join(HERE, argv[0])] + argv[1:] + more
+        for argv in commands:
+            command = prefix + [os.path.join(HERE, argv[0])] + argv[1:]
+            left = max(1, limit - (time.time() - begin))
             try:
-                left = max(1, limit - (time.time() - begin))
-                code |= subprocess.run(command, env=dict(env, **extra), cwd=HERE, stdout=log, stderr=log, timeout=left).returncode
+                code |= subprocess.run(command, env=dict(env, **variables), cwd=HERE, stdout=log, stderr=log, timeout=left).returncode
             except subprocess.TimeoutExpired:
                 log.write("\n[dtensor] ended after %d s\n" % limit)
                 code |= 124
@@ -87,7 +86,10 @@ def main():
     os.makedirs(options.logs, exist_ok=True)
     logs = os.path.abspath(options.logs)
     env = environment()
-    chosen = lambda jobs: [job for job in jobs if re.search(options.only, job[0])]
+
+    def chosen(jobs):
+        return [job for job in jobs if re.search(options.only, job[0])]
+
     results = []
     prefix = ["compute-sanitizer", "--error-exitcode=9"] if options.sanitizer else []
     if not options.sanitizer:
