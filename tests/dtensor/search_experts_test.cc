@@ -132,6 +132,10 @@ TEST_CASE("advise_module_layouts: a better size of the experts' dim is a change"
   now.mesh = {{"dp", 4}, {"tp", 1}};
   CHECK_THAT(error_text([&] { advise_module_layouts(routed(16, 256), batch, now, over_experts()); }),
              Catch::Contains("expected the mesh dims 'dp' and 'ep' and 'tp', in this order, of 4 ranks together"));
+  now.mesh = {{"dp", 4}, {"ep", 1}, {"tp", 1}};
+  now.experts = {};
+  CHECK_THAT(error_text([&] { advise_module_layouts(routed(16, 256), batch, now, over_experts()); }),
+             Catch::Contains("give both the same patterns"));
 }
 
 MakeModel small_mixtral() {
@@ -235,6 +239,29 @@ TEST_CASE("apply_layouts: weights of experts are sharded by expert, and in group
   CHECK(placed() == std::vector<Placements>{{r, s, r}, {r, r, s}, {r, r, r}});
   layouts.groups = {"blocks.*"};
   CHECK(placed() == std::vector<Placements>{{Shard(1), s, r}, {StridedShard(0, 2), r, s}, {s, r, r}});
+}
+
+TEST_CASE("apply_layouts: a module inside of experts has a group of its own, and one around them gets what is left",
+          "[dtensor][module_layouts]") {
+  struct Moe : torch::nn::Module {
+    Moe() {
+      register_parameter("up", torch::empty({4, 6, 8}));
+      register_module("shared", torch::nn::Linear(6, 8));
+    }
+  };
+  struct Model : torch::nn::Module {
+    Model() { register_module("moe", std::make_shared<Moe>()); }
+  };
+  const DeviceMesh mesh(World::abstract(4), {2, 2, 1}, {"dp", "ep", "tp"});
+  const MeshScope on_mesh(mesh);
+  Model model;
+  ModuleLayouts layouts{{{"dp", 2}, {"ep", 2}, {"tp", 1}}, {}, {}, {}};
+  layouts.experts = {"moe"};
+  layouts.groups = {"moe.shared", ""};  // nothing is left for the root
+  apply_layouts(model, mesh, layouts);
+  const auto parameters = model.named_parameters();
+  CHECK(DTensor(parameters["moe.up"]).placements() == Placements{Shard(1), Shard(0), Replicate()});
+  CHECK(DTensor(parameters["moe.shared.weight"]).placements() == Placements{Shard(0), Replicate(), Replicate()});
 }
 
 TEST_CASE("search_module_layouts: errors of experts", "[dtensor][search_module_layouts]") {
