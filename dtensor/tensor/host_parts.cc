@@ -6,6 +6,8 @@
 
 namespace dtensor::internal {
 
+std::atomic<bool> offload_was_used = false;
+
 bool is_offloaded(const World& world, const RankTensors& parts) {
   return !parts.empty() && world.device_type() == c10::DeviceType::CUDA && parts[0].is_cpu();
 }

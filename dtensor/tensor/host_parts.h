@@ -12,8 +12,8 @@
 
 namespace dtensor::internal {
 
-// Whether this process ever had such parts.
-inline std::atomic<bool> offload_was_used = false;
+// Whether this process ever had such parts. Hidden, so that asking takes two instructions.
+[[gnu::visibility("hidden")]] extern std::atomic<bool> offload_was_used;
 inline bool is_offload_used() { return offload_was_used.load(std::memory_order_relaxed); }
 
 // Whether the parts are in host memory although the ranks are on GPUs.
