@@ -173,7 +173,7 @@ void offload(const std::vector<at::Tensor>& parameters) {
     at::Tensor& data = moved[{meta.storage, meta.spec, p.storage_offset()}];
     if (!data.defined()) data = offload_parts(p.detach());
     p.set_data(data);
-    if (is_dtensor(p.grad())) p.mutable_grad() = offload_parts(p.grad());
+    offload_gradient(p);
   }
 }
 

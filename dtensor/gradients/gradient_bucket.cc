@@ -100,8 +100,7 @@ class GradientBucket {
     for (const auto& [leaf, gradient] : std::exchange(passed_, {})) {
       if (!leaf.grad().defined()) continue;
       if (!gradient.expired()) leaf.mutable_grad() = leaf.grad().clone();
-      if (is_dtensor(leaf) && is_dtensor(leaf.grad()) && is_offloaded(leaf))
-        leaf.mutable_grad() = offload_parts(leaf.grad());
+      offload_gradient(leaf);
     }
   }
 

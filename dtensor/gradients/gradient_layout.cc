@@ -73,7 +73,7 @@ at::Tensor moved_to_leaf(const at::Tensor& leaf, const at::Tensor& gradient) {
   TORCH_CHECK_NOT_IMPLEMENTED(!c10::GradMode::is_enabled(),
                               "a gradient with create_graph of a parameter that fully_shard() keeps in host memory "
                               "(offload) would have no history: shard that module without offload");
-  if (is_dtensor(leaf.grad())) leaf.mutable_grad() = offload_parts(leaf.grad());
+  offload_gradient(leaf);
   return offload_parts(gradient);
 }
 

@@ -123,7 +123,7 @@ void close_gradients(const std::vector<at::Tensor>& leaves) {
   for (const at::Tensor& leaf : leaves) {
     if (!is_dtensor(leaf.grad())) continue;
     close_gradient(leaf.grad());
-    if (is_dtensor(leaf) && is_offloaded(leaf)) leaf.mutable_grad() = offload_parts(leaf.grad());
+    offload_gradient(leaf);
   }
 }
 

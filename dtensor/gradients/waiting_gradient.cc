@@ -43,8 +43,8 @@ void take_sums(const WaitingGradients& waiting) {
   const c10::AutoGradMode no_grad(false);
   for (const WaitingGradient& w : waiting) {
     if (!w.put_aside.defined() || !w.leaf.grad().defined()) continue;
-    const at::Tensor sum = w.put_aside.add_(w.leaf.grad());
-    w.leaf.mutable_grad() = is_dtensor(w.leaf) && is_offloaded(w.leaf) ? offload_parts(sum) : sum;
+    w.leaf.mutable_grad() = w.put_aside.add_(w.leaf.grad());
+    offload_gradient(w.leaf);
   }
 }
 

@@ -9,7 +9,7 @@ namespace dtensor::internal {
 std::atomic<bool> offload_was_used = false;
 
 bool is_offloaded(const World& world, const RankTensors& parts) {
-  return !parts.empty() && world.device_type() == c10::DeviceType::CUDA && parts[0].is_cpu();
+  return is_offload_used() && !parts.empty() && world.device_type() == c10::DeviceType::CUDA && parts[0].is_cpu();
 }
 
 RankTensors parts_in_host_memory(const RankTensors& parts) {

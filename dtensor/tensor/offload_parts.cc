@@ -35,4 +35,9 @@ at::Tensor load_parts(const at::Tensor& t) {
   return with_parts(t, parts_on_gpus(mesh.world(), meta.locals, mesh.local_ranks()));
 }
 
+void offload_gradient(const at::Tensor& leaf) {
+  if (is_dtensor(leaf) && is_dtensor(leaf.grad()) && is_offloaded(leaf))
+    leaf.mutable_grad() = offload_parts(leaf.grad());
+}
+
 }  // namespace dtensor::internal

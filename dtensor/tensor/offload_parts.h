@@ -14,5 +14,7 @@ bool is_offloaded(const at::Tensor& t);
 // are on CPUs. REQUIRES: is_dtensor(t).
 at::Tensor offload_parts(const at::Tensor& t);
 at::Tensor load_parts(const at::Tensor& t);
+// Moves the parts of leaf.grad() to host memory if those of the leaf are there.
+void offload_gradient(const at::Tensor& leaf);
 
 }  // namespace dtensor::internal
