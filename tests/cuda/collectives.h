@@ -1,7 +1,6 @@
 // Every collective on GPUs gives what it gives on CPU.
 #pragma once
 
-#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/equal.h>
@@ -11,6 +10,7 @@
 
 #include "comm/communicator.h"
 #include "mesh/world.h"
+#include "tests/cuda/gpus.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/test_ranks.h"
 
@@ -19,14 +19,6 @@ namespace dtensor {
 inline constexpr at::ScalarType kDtypes[] = {
     at::kDouble, at::kFloat, at::kHalf,   at::kBFloat16, at::kLong,   at::kInt,          at::kShort,        at::kChar,
     at::kByte,   at::kBool,  at::kUInt16, at::kUInt32,   at::kUInt64, at::kComplexFloat, at::kComplexDouble};
-
-inline int64_t gpus() { return at::getNumGPUs(); }
-
-inline bool fewer_gpus_than(int64_t n) {
-  if (gpus() >= n) return false;
-  WARN("SKIPPED: needs " << n << " CUDA device" << (n == 1 ? "" : "s") << ", here are " << gpus());
-  return true;
-}
 
 inline std::vector<ReduceOp> reduce_ops(at::ScalarType dtype) {
   std::vector<ReduceOp> ops = {ReduceOp::kSum, ReduceOp::kProduct};

@@ -1,5 +1,4 @@
 // Four ranks on one GPU: the same code, the same results.
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
@@ -9,6 +8,7 @@
 #include "ops/embedding/masked_embedding_bag.h"
 #include "ops/loss/cross_entropy_part.h"
 #include "placement/parse_placements.h"
+#include "tests/cuda/gpus.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -16,18 +16,12 @@ using namespace internal;
 
 namespace {
 
-bool no_gpu() {
-  if (at::detail::getCUDAHooks().deviceCount() > 0) return false;
-  WARN("SKIPPED: no CUDA device here");
-  return true;
-}
-
 DeviceMesh gpu_mesh() { return DeviceMesh(World::local(4, c10::Device("cuda:0")), {2, 2}, {"dp", "tp"}); }
 
 }  // namespace
 
 TEST_CASE("cuda: every redistribution between the common layouts gives the whole value back") {
-  if (no_gpu()) return;
+  if (fewer_gpus_than(1)) return;
   const auto mesh = gpu_mesh();
   const auto x = torch::randn({7, 5}, torch::kCUDA);
   for (const char* from : {"RR", "S(0)R", "S(0)S(1)", "S(1)S(0)", "S(0)S(0)", "RS(1)"}) {
@@ -40,7 +34,7 @@ TEST_CASE("cuda: every redistribution between the common layouts gives the whole
 }
 
 TEST_CASE("cuda: a vocabulary-parallel model trains as on one device") {
-  if (no_gpu()) return;
+  if (fewer_gpus_than(1)) return;
   const auto build = [] {
     torch::manual_seed(0);
     torch::nn::Sequential model(torch::nn::Embedding(13, 8), torch::nn::Linear(8, 16), torch::nn::GELU(),
@@ -74,7 +68,7 @@ TEST_CASE("cuda: a vocabulary-parallel model trains as on one device") {
 }
 
 TEST_CASE("cuda: random numbers are those of the CPU, whatever the mesh") {
-  if (no_gpu()) return;
+  if (fewer_gpus_than(1)) return;
   torch::manual_seed(5);
   const auto a = full_tensor(rand({9, 4}, gpu_mesh(), {Shard(0), Shard(1)}));
   torch::manual_seed(5);
@@ -83,7 +77,7 @@ TEST_CASE("cuda: random numbers are those of the CPU, whatever the mesh") {
 }
 
 TEST_CASE("cuda: masked embeddings equal ATen's operators on the CPU, in every dtype, width and shard") {
-  if (no_gpu()) return;
+  if (fewer_gpus_than(1)) return;
   torch::manual_seed(0);
   for (auto dtype : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16}) {
     for (int64_t features : {1, 3, 8, 64, 1100}) {
@@ -114,7 +108,7 @@ TEST_CASE("cuda: masked embeddings equal ATen's operators on the CPU, in every d
 }
 
 TEST_CASE("cuda: cross entropy over parts of the classes equals that of the CPU, for every dtype and target") {
-  if (no_gpu()) return;
+  if (fewer_gpus_than(1)) return;
   torch::manual_seed(0);
   for (auto dtype : {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16}) {
     for (int64_t size : {0, 1, 7, 512, 3001}) {
@@ -146,7 +140,7 @@ TEST_CASE("cuda: cross entropy over parts of the classes equals that of the CPU,
 }
 
 TEST_CASE("cuda: bags of a rank's rows equal ATen's operators on the CPU, in every mode, dtype, width and shard") {
-  if (no_gpu()) return;
+  if (fewer_gpus_than(1)) return;
   torch::manual_seed(0);
   // 5000 ids in one bag, most of them 6: more than one thread adds up the gradient of its row.
   const auto ids = torch::cat({torch::randint(20, {40}, torch::kInt), torch::full({5000}, 6, torch::kInt)});

@@ -1,6 +1,5 @@
 // Training on one GPU that several ranks share: parameters in host memory, a step as a CUDA graph.
 #include <ATen/cuda/CUDAGraph.h>
-#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/tempfile.h>
@@ -13,16 +12,11 @@
 #include "checkpoint/serialize.h"
 #include "dtensor/dtensor.h"
 #include "mesh/memory_meter.h"
+#include "tests/cuda/gpus.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
 namespace {
-
-bool no_gpu() {
-  if (at::detail::getCUDAHooks().deviceCount() > 0) return false;
-  WARN("SKIPPED: no CUDA device here");
-  return true;
-}
 
 torch::nn::Sequential model_of(int64_t width) {
   torch::manual_seed(0);
@@ -37,6 +31,14 @@ void shard_each_layer(torch::nn::Sequential& model, const DeviceMesh& mesh, cons
   for (const auto& layer : *model) {
     if (!layer.ptr()->parameters().empty()) fully_shard(*layer.ptr(), mesh, options);
   }
+}
+
+torch::nn::Sequential offloaded_model(int64_t width, const DeviceMesh& mesh) {
+  auto model = model_of(width);
+  FullyShardOptions options;
+  options.offload = true;
+  shard_each_layer(model, mesh, options);
+  return model;
 }
 
 bool is_on(const at::Tensor& t, c10::DeviceType device) {
@@ -74,7 +76,7 @@ std::vector<double> losses(torch::nn::Sequential& model, const DeviceMesh* mesh)
 }  // namespace
 
 TEST_CASE("cuda: parameters that are offloaded train as on one device, and stay in host memory") {
-  if (no_gpu()) return;
+  if (fewer_gpus_than(1)) return;
   auto plain = model_of(6);
   const auto expected = losses(plain, nullptr);
   const c10::Device gpu("cuda:0");
@@ -111,12 +113,9 @@ TEST_CASE("cuda: parameters that are offloaded train as on one device, and stay 
 }
 
 TEST_CASE("cuda: operators take parameters in host memory beside tensors on the GPU") {
-  if (no_gpu()) return;
+  if (fewer_gpus_than(1)) return;
   const DeviceMesh mesh(World::local(4, c10::Device("cuda:0")), {4});
-  auto plain = model_of(6), model = model_of(6);
-  FullyShardOptions options;
-  options.offload = true;
-  shard_each_layer(model, mesh, options);
+  auto plain = model_of(6), model = offloaded_model(6, mesh);
   const at::Tensor x = torch::randn({8, 6}, torch::kDouble).cuda(), mask = torch::rand({13, 6}, torch::kDouble).cuda();
   // Penalties, masks of the parameter's size, numbers on the GPU, slices, a scaled loss, all in one.
   const auto loss_of = [](torch::nn::Sequential& m, const at::Tensor& in, const at::Tensor& of_mask) {
@@ -142,12 +141,9 @@ TEST_CASE("cuda: operators take parameters in host memory beside tensors on the 
 }
 
 TEST_CASE("cuda: gradients of offloaded parameters are reduced later, scaled, and their states saved") {
-  if (no_gpu()) return;
+  if (fewer_gpus_than(1)) return;
   const DeviceMesh mesh(World::local(4, c10::Device("cuda:0")), {4});
-  auto plain = model_of(6), model = model_of(6);
-  FullyShardOptions options;
-  options.offload = true;
-  shard_each_layer(model, mesh, options);
+  auto plain = model_of(6), model = offloaded_model(6, mesh);
   torch::optim::AdamW a(plain->parameters(), 1e-2), b(model->parameters(), 1e-2);
   GradScaler scaler({.init_scale = 8});
   for (int step = 0; step < 3; ++step) {
@@ -180,7 +176,7 @@ TEST_CASE("cuda: gradients of offloaded parameters are reduced later, scaled, an
 }
 
 TEST_CASE("cuda: a model made without data gets its offloaded parameters in host memory") {
-  if (no_gpu()) return;
+  if (fewer_gpus_than(1)) return;
   const DeviceMesh mesh(World::local(2, c10::Device("cuda:0")), {2});
   auto model = [&] {
     const MeshScope scope(mesh.meta());
@@ -195,7 +191,7 @@ TEST_CASE("cuda: a model made without data gets its offloaded parameters in host
 }
 
 TEST_CASE("cuda: offloaded parameters and optimizer states take no memory of the ranks between steps") {
-  if (no_gpu()) return;
+  if (fewer_gpus_than(1)) return;
   const auto bytes_after_a_step = [](bool offload) {
     const DeviceMesh mesh(World::local(2, c10::Device("cuda:0")), {2});
     auto model = model_of(64);
@@ -215,7 +211,7 @@ TEST_CASE("cuda: offloaded parameters and optimizer states take no memory of the
 }
 
 TEST_CASE("cuda: a training step is captured as a CUDA graph, and its replays train as eager steps do") {
-  if (no_gpu()) return;
+  if (fewer_gpus_than(1)) return;
   const DeviceMesh mesh(World::local(4, c10::Device("cuda:0")), {2, 2}, {"dp", "tp"});
   const auto build = [&] {
     auto model = model_of(8);
