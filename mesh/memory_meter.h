@@ -38,6 +38,7 @@ class MemoryHold {
   ~MemoryHold() { meter_.add(-bytes_); }
   MemoryHold(const MemoryHold&) = delete;
   MemoryHold& operator=(const MemoryHold&) = delete;
+  MemoryMeter& meter() const { return meter_; }
   void resize(int64_t bytes) {
     meter_.add(bytes - bytes_);
     bytes_ = bytes;

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <mutex>
 #include <numeric>
@@ -17,7 +18,9 @@ using namespace internal;
 
 namespace {
 
-// A list that only grows, so that look-ups, which happen per operator, need no lock.
+constexpr size_t kMostAttachments = 64;  // types, of all worlds together
+
+// By slot, so that look-ups, which happen per operator, need no lock.
 class Attachments {
  public:
   Attachments() = default;
@@ -26,37 +29,22 @@ class Attachments {
 
   // Newest first: an attachment may use those that it asked for while it was made.
   ~Attachments() {
-    for (const Node* node = head_.load(); node != nullptr;) {
-      const Node* next = node->next;
-      delete node;
-      node = next;
-    }
+    while (!made_.empty()) made_.pop_back();
   }
 
-  void* get(std::type_index type, const std::function<std::shared_ptr<void>()>& make) {
-    if (void* value = find(type)) return value;
+  void* find(size_t slot) const { return slots_[slot].load(std::memory_order_acquire); }
+
+  void* get(size_t slot, const std::function<std::shared_ptr<void>()>& make) {
     std::lock_guard<std::recursive_mutex> lock(making_);  // recursive: make() may ask for other attachments
-    if (void* value = find(type)) return value;
-    auto value = make();
-    head_.store(new Node{type, value, head_.load()}, std::memory_order_release);
-    return value.get();
+    if (void* value = find(slot)) return value;
+    made_.push_back(make());
+    slots_[slot].store(made_.back().get(), std::memory_order_release);
+    return find(slot);
   }
 
  private:
-  struct Node {
-    std::type_index type;
-    std::shared_ptr<void> value;
-    const Node* next;
-  };
-
-  void* find(std::type_index type) const {
-    for (const Node* node = head_.load(std::memory_order_acquire); node != nullptr; node = node->next) {
-      if (node->type == type) return node->value.get();
-    }
-    return nullptr;
-  }
-
-  std::atomic<const Node*> head_{nullptr};
+  std::array<std::atomic<void*>, kMostAttachments> slots_{};
+  std::vector<std::shared_ptr<void>> made_;  // guarded by making_
   std::recursive_mutex making_;
 };
 
@@ -97,9 +85,9 @@ std::vector<int64_t> iota(int64_t n) {
 namespace {
 // Alive while handles or tensors in use are; its end makes the caches release objects that keep the world alive.
 struct Use {
-  explicit Use(std::weak_ptr<WorldState> state) : state(std::move(state)) {}
+  explicit Use(std::shared_ptr<WorldState> state) : state(std::move(state)) {}
   ~Use();
-  std::weak_ptr<WorldState> state;
+  std::shared_ptr<WorldState> state;
 };
 }  // namespace
 
@@ -143,10 +131,7 @@ void release_all(WorldState& world) {
   for (const auto& release : releases) release();
 }
 
-Use::~Use() {
-  const auto world = state.lock();
-  if (world) release_all(*world);
-}
+Use::~Use() { release_all(*state); }
 
 WorldState& checked(const std::shared_ptr<WorldState>& state) {
   TORCH_CHECK(state != nullptr, "World: this handle has no world; make one with World::local(n)");
@@ -252,6 +237,8 @@ World World::in_use() const {
   return handle;
 }
 
+std::shared_ptr<const void> World::use() const { return use_ ? use_ : in_use().use_; }
+
 void World::release_caches() const { release_all(checked(state_)); }
 
 void World::when_unused(std::function<void()> release) const {
@@ -260,8 +247,22 @@ void World::when_unused(std::function<void()> release) const {
   state.releases.push_back(std::move(release));
 }
 
-void* World::attachment(std::type_index type, const std::function<std::shared_ptr<void>()>& make) const {
-  return checked(state_).attachments.get(type, make);
+void* World::attachment_at(size_t slot) const { return checked(state_).attachments.find(slot); }
+
+void* World::make_attachment(size_t slot, const std::function<std::shared_ptr<void>()>& make) const {
+  return checked(state_).attachments.get(slot, make);
+}
+
+size_t internal::slot_of_attachment(std::type_index type) {
+  static auto& mutex = *new std::mutex;
+  static auto& types = *new std::vector<std::type_index>;
+  std::lock_guard lock(mutex);
+  auto found = std::find(types.begin(), types.end(), type);
+  if (found == types.end()) {
+    TORCH_INTERNAL_ASSERT(types.size() < kMostAttachments, "make kMostAttachments larger");
+    found = types.insert(found, type);
+  }
+  return static_cast<size_t>(found - types.begin());
 }
 
 }  // namespace dtensor

@@ -32,6 +32,8 @@ namespace dtensor {
 namespace internal {
 class Communicator;
 struct WorldState;  // world.cc
+// A number for each T of World::attachment().
+size_t slot_of_attachment(std::type_index type);
 }  // namespace internal
 
 class MemoryMeter;
@@ -95,7 +97,9 @@ class World {
   // the world would keep itself alive.
   template <typename T>
   T& attachment() const {
-    return *static_cast<T*>(attachment(typeid(T), [&] {
+    static const size_t slot = internal::slot_of_attachment(typeid(T));
+    if (void* made = attachment_at(slot)) return *static_cast<T*>(made);
+    return *static_cast<T*>(make_attachment(slot, [&] {
       auto value = std::make_shared<T>();
       if constexpr (requires(T & t) { t.release(); }) {
         when_unused([weak = std::weak_ptr<T>(value)] {
@@ -112,6 +116,8 @@ class World {
   // The same world, as a handle that counts as a use of it. What the factories above return, a user's meshes and
   // tensors count; what specs refer to does not, since caches hold specs.
   World in_use() const;
+  // Counts as a use, without a handle.
+  std::shared_ptr<const void> use() const;
   World idle() const { return World(state_); }
 
   friend bool operator==(const World& a, const World& b) { return a.state_ == b.state_; }
@@ -120,7 +126,8 @@ class World {
  private:
   friend class DeviceMesh;
   explicit World(std::shared_ptr<internal::WorldState> state) : state_(std::move(state)) {}
-  void* attachment(std::type_index type, const std::function<std::shared_ptr<void>()>& make) const;
+  void* attachment_at(size_t slot) const;  // null: not made yet
+  void* make_attachment(size_t slot, const std::function<std::shared_ptr<void>()>& make) const;
   void when_unused(std::function<void()> release) const;
   std::shared_ptr<internal::WorldState> state_;
   std::shared_ptr<void> use_;  // shared by all handles in use
