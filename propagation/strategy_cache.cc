@@ -7,7 +7,6 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "absl/types/span.h"
 #include "mesh/world.h"
 #include "propagation/decision.h"
 
@@ -23,7 +22,15 @@ struct Entry {
 
 // The index refers to the keys inside the entries, without a second copy.
 struct KeyHash {
-  size_t operator()(const CacheKey* key) const { return absl::Hash<absl::Span<const uint64_t>>()(*key); }
+  // Per word one product, both halves of it: keys are short, and absl::Hash takes as long as the rest of a look-up.
+  size_t operator()(const CacheKey* key) const {
+    uint64_t hash = key->size();
+    for (const uint64_t word : *key) {
+      const auto product = static_cast<unsigned __int128>(hash ^ word) * 0x9e3779b97f4a7c15u;
+      hash = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+    }
+    return hash;
+  }
 };
 struct KeyEqual {
   bool operator()(const CacheKey* a, const CacheKey* b) const { return *a == *b; }
@@ -44,7 +51,7 @@ struct StrategyCache::State {
   bool frozen = false;
 
   // Counts a hit.
-  std::shared_ptr<const Decision> use(Entries::iterator entry) {
+  const std::shared_ptr<const Decision>& use(Entries::iterator entry) {
     ++hits;
     ++entry->hits;
     if (entry != entries.begin()) entries.splice(entries.begin(), entries, entry);
@@ -78,6 +85,12 @@ std::shared_ptr<const Decision> StrategyCache::find_direct(const CacheKey& key) 
   std::lock_guard<std::mutex> lock(state_->mutex);
   auto it = state_->index.find(&key);
   return it == state_->index.end() || !it->second->plan->direct ? nullptr : state_->use(it->second);
+}
+
+SpecPtr StrategyCache::find_direct_result(const CacheKey& key) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  const auto it = state_->index.find(&key);
+  return it == state_->index.end() || !it->second->plan->direct ? nullptr : state_->use(it->second)->outputs[0];
 }
 
 void StrategyCache::insert(const CacheKey& key, std::shared_ptr<const Decision> plan, std::string description) {

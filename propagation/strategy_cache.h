@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/spec.h"
 #include "propagation/call_context.h"
 
 namespace dtensor {
@@ -43,6 +44,8 @@ class StrategyCache {
   std::shared_ptr<const Decision> find(const CacheKey& key);
   // The same, but only for a decision with Decision::direct: null for others, and misses do not count.
   std::shared_ptr<const Decision> find_direct(const CacheKey& key);
+  // The same for its result, whose reference is cheaper to take than that and one to the decision.
+  SpecPtr find_direct_result(const CacheKey& key);
   // Error (c10::Error) while frozen: the text has `description`, so that a serving loop can see which call was new.
   void insert(const CacheKey& key, std::shared_ptr<const Decision> plan, std::string description);
 
