@@ -81,7 +81,8 @@ void write_cache(std::ostream& os, const at::Tensor& t) {
   int64_t total = 0;
   for (const CacheEntry& entry : entries) total += entry.counted_in->bytes_of(entry.id);
   os << "  cached for it and its views: " << total
-     << " bytes; limit of all tensors on a rank: " << remembered_limit(storage.world) << " bytes\n";
+     << " bytes; limit of all tensors on a rank: " << remembered_limit(meta_without_sync(t).spec->mesh().world())
+     << " bytes\n";
   for (const CacheEntry& entry : entries)
     os << "    " << description(entry) << ": " << entry.counted_in->bytes_of(entry.id) << " bytes\n";
 }

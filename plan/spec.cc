@@ -66,6 +66,7 @@ struct SpecInterner {
     candidate->mesh_ = mesh.idle();
     candidate->placements_ = std::move(placements);
     candidate->meta_ = meta;
+    candidate->contiguous_ = meta.strides == row_major_strides({meta.sizes.data(), meta.sizes.size()});
     std::lock_guard<std::mutex> lock(mutex);
     auto it = specs.find(candidate.get());
     if (it != specs.end()) {

@@ -50,6 +50,7 @@ class Spec {
   int64_t ndim() const { return static_cast<int64_t>(meta_.sizes.size()); }
   uint64_t id() const { return id_; }  // never reused for another spec
 
+  bool is_contiguous() const { return contiguous_; }  // the tensor on a single device
   bool is_replicated() const;
   bool has_partial() const;
 
@@ -73,6 +74,7 @@ class Spec {
   Placements placements_;
   TensorMeta meta_;
   uint64_t id_ = 0;
+  bool contiguous_ = false;
   mutable std::atomic<int64_t> max_local_bytes_{-1};  // computed at the first use
   friend struct internal::SpecInterner;
 };

@@ -227,11 +227,12 @@ const MemoryRange* find_base(const LocalStorage& storage, const at::Tensor& t, c
 
 void set_base_of_views(const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
-  if (meta.spec->is_replicated()) return;
   LocalStorage& storage = *meta.storage;
+  if (storage.has_base.load(std::memory_order_relaxed) || meta.spec->is_replicated()) return;
   std::lock_guard lock(storage.cache_mutex);
   if (!storage.cache) storage.cache = std::make_shared<StorageCache>();
   if (!storage.cache->base) storage.cache->base = memory_range_of(t);
+  storage.has_base.store(true, std::memory_order_relaxed);
 }
 
 at::Tensor base_of_view(const at::Tensor& t) {

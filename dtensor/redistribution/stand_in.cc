@@ -25,7 +25,7 @@ SpecPtr stand_in_spec(const DeviceMesh& mesh, const TensorMeta& meta) {
 // No memory of its own, but what keeps that of `t` alive, which a part shares.
 std::shared_ptr<LocalStorage> inside_memory_of(const at::Tensor& t) {
   const std::shared_ptr<LocalStorage> whole = meta_without_sync(t).storage;
-  return {new LocalStorage(whole->world, 0), [whole](LocalStorage* own) { delete own; }};
+  return {new LocalStorage(*whole, 0), [whole](LocalStorage* own) { delete own; }};
 }
 
 struct Relabelling {

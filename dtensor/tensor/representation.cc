@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/contiguous_impl.h"
 #include "dtensor/tensor/host_parts.h"
 
 namespace dtensor::internal {
@@ -33,9 +34,9 @@ void explain_access(c10::TensorImpl& impl) {
 }
 
 // Adds only error texts to TensorImpl.
-class DTensorImpl final : public c10::TensorImpl {
+class DTensorImpl final : public ContiguousImpl {
  public:
-  using c10::TensorImpl::TensorImpl;
+  using ContiguousImpl::ContiguousImpl;
 
   // TensorImpl's constructor makes an inference tensor inside inference mode, and a normal one outside of it; a view
   // must match its base.
@@ -100,18 +101,24 @@ void note_offload(DTensorMeta& meta) {
   meta.storage->hold.resize(0);
 }
 
-c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
-                                          std::shared_ptr<const std::string> name,
-                                          std::shared_ptr<CommWork> arriving = nullptr) {
+c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr&& spec, RankTensors&& locals, std::shared_ptr<LocalStorage>&& storage,
+                                          std::shared_ptr<CommWork>&& arriving = nullptr) {
   auto meta = c10::make_intrusive<DTensorMeta>();
-  if (!storage) storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
   meta->spec = std::move(spec);
   meta->locals = std::move(locals);
   meta->storage = std::move(storage);
-  meta->name = std::move(name);
   meta->arriving = std::move(arriving);
   meta->may_need_sync = meta->arriving != nullptr || meta->storage->observer != nullptr;
   if (is_offload_used()) note_offload(*meta);
+  return meta;
+}
+
+c10::intrusive_ptr<DTensorMeta> make_named_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
+                                                std::shared_ptr<const std::string> name,
+                                                std::shared_ptr<CommWork> arriving = nullptr) {
+  if (!storage) storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
+  auto meta = make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(arriving));
+  meta->name = std::move(name);
   return meta;
 }
 
@@ -120,23 +127,31 @@ c10::Device device_of(const DeviceMesh& mesh) {
   return mesh.world().device(local.empty() ? mesh.ranks().front() : local.front());
 }
 
-c10::intrusive_ptr<DTensorImpl> make_impl(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
-                                          std::shared_ptr<const std::string> name,
-                                          std::shared_ptr<CommWork> arriving = nullptr) {
-  const c10::Device device = device_of(spec->mesh());
-  auto impl =
-      c10::make_intrusive<DTensorImpl>(key_set(device.type()), c10::scalarTypeToTypeMeta(spec->dtype()), device);
-  impl->set_sizes_and_strides(c10::IntArrayRef(spec->sizes().data(), spec->sizes().size()),
-                              c10::IntArrayRef(spec->strides().data(), spec->strides().size()));
+// The same, cheaper, next to a tensor that usually is on that mesh.
+c10::Device device_of(const DeviceMesh& mesh, const at::Tensor& t) {
+  return mesh == spec_of(t)->mesh() ? t.device() : device_of(mesh);
+}
+
+// `device`: device_of() the mesh.
+c10::intrusive_ptr<DTensorImpl> make_impl(c10::Device device, c10::intrusive_ptr<DTensorMeta> meta) {
+  const Spec& spec = *meta->spec;
+  auto impl = c10::make_intrusive<DTensorImpl>(key_set(device.type()), c10::scalarTypeToTypeMeta(spec.dtype()), device);
+  if (spec.is_contiguous()) {
+    impl->set_first_sizes(c10::IntArrayRef(spec.sizes().data(), spec.sizes().size()));
+  } else {
+    impl->set_sizes_and_strides(c10::IntArrayRef(spec.sizes().data(), spec.sizes().size()),
+                                c10::IntArrayRef(spec.strides().data(), spec.strides().size()));
+  }
   impl->set_storage_access_should_throw();
-  impl->set_backend_meta(
-      make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(name), std::move(arriving)));
+  impl->set_backend_meta(std::move(meta));
   return impl;
 }
 
 }  // namespace
 
-LocalStorage::LocalStorage(const World& w, int64_t bytes) : world(w.in_use()), hold(w.memory(), bytes) {}
+LocalStorage::LocalStorage(const World& w, int64_t bytes) : use_of_world(w.use()), hold(w.memory(), bytes) {}
+LocalStorage::LocalStorage(const LocalStorage& of_same_world, int64_t bytes)
+    : use_of_world(of_same_world.use_of_world), hold(of_same_world.hold.meter(), bytes) {}
 
 void wait_for_locals(const DTensorMeta& meta) {
   if (!meta.arriving || meta.arriving->done()) return;
@@ -151,7 +166,9 @@ void settle_locals(const DTensorMeta& meta) {
 
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name,
                         std::shared_ptr<CommWork> arriving) {
-  return at::Tensor(make_impl(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving)));
+  const c10::Device device = device_of(spec->mesh());
+  return at::Tensor(make_impl(
+      device, make_named_meta(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving))));
 }
 
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving) {
@@ -161,10 +178,10 @@ at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWor
 }
 
 at::Tensor make_result_of(const at::Tensor& input, SpecPtr spec, RankTensors locals) {
-  auto storage = std::make_shared<LocalStorage>(meta_without_sync(input).storage->world, spec->max_local_bytes());
-  at::Tensor result(make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr));
-  mutable_hints(result).laid_out_by_engine = true;
-  return result;
+  auto storage = std::make_shared<LocalStorage>(*meta_without_sync(input).storage, spec->max_local_bytes());
+  auto meta = make_meta(std::move(spec), std::move(locals), std::move(storage));
+  meta->laid_out_by_engine = true;
+  return at::Tensor(make_impl(device_of(meta->spec->mesh(), input), std::move(meta)));
 }
 
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
@@ -176,13 +193,13 @@ at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, i
     storage->shared.store(true, std::memory_order_relaxed);
     if (of_base.arriving && !of_base.arriving->done()) arriving = of_base.arriving;
   }
-  auto impl = make_impl(std::move(spec), std::move(locals), std::move(storage), nullptr, std::move(arriving));
+  auto meta = make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(arriving));
+  meta->laid_out_by_engine = shares && of_base.laid_out_by_engine;
+  meta->seen = of_base.seen;
+  auto impl = make_impl(device_of(meta->spec->mesh(), base), std::move(meta));
   impl->set_storage_offset(offset);
   impl->match_inference_mode(base);
-  at::Tensor view(std::move(impl));
-  mutable_hints(view).laid_out_by_engine = shares && of_base.laid_out_by_engine;
-  mutable_hints(view).seen = of_base.seen;
-  return view;
+  return at::Tensor(std::move(impl));
 }
 
 namespace {
@@ -202,7 +219,7 @@ void set_contents(const at::Tensor& t, c10::intrusive_ptr<DTensorMeta> meta, int
 void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals) {
   const DTensorMeta& old = meta_without_sync(t);
   // A collective that is filling in the old contents is ignored.
-  auto meta = make_meta(std::move(spec), std::move(locals), nullptr, old.name);
+  auto meta = make_named_meta(std::move(spec), std::move(locals), nullptr, old.name);
   {
     std::lock_guard lock(old.storage->cache_mutex);
     meta->storage->ghost_widths = old.storage->ghost_widths;
@@ -212,14 +229,14 @@ void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals) {
 
 void share_contents(const at::Tensor& t, const at::Tensor& other) {
   const DTensorMeta& source = meta_for_write(other);
-  auto meta = make_meta(source.spec, source.locals, source.storage, meta_without_sync(t).name);
+  auto meta = make_named_meta(source.spec, source.locals, source.storage, meta_without_sync(t).name);
   meta->seen = source.seen;
   set_contents(t, std::move(meta), other.storage_offset());
 }
 
 void set_name(const at::Tensor& t, std::string name) {
   const DTensorMeta& old = meta_for_write(t);
-  auto meta = make_meta(old.spec, old.locals, old.storage, std::make_shared<const std::string>(std::move(name)));
+  auto meta = make_named_meta(old.spec, old.locals, old.storage, std::make_shared<const std::string>(std::move(name)));
   meta->seen = old.seen;
   t.unsafeGetTensorImpl()->set_backend_meta(std::move(meta));
   explain_access(*t.unsafeGetTensorImpl());

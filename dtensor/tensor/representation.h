@@ -66,10 +66,11 @@ struct DeclaredWidth {
 
 // State of the memory that aliases share: its bytes, and how often it was written to.
 struct LocalStorage {
-  LocalStorage(const World& w, int64_t bytes);  // cheaper if `w` is in use
+  LocalStorage(const World& w, int64_t bytes);
+  LocalStorage(const LocalStorage& of_same_world, int64_t bytes);  // cheaper
   LocalStorage(const LocalStorage&) = delete;
   LocalStorage& operator=(const LocalStorage&) = delete;
-  World world;  // keeps the meter and the caches alive
+  std::shared_ptr<const void> use_of_world;  // keeps the meter and the caches alive
   MemoryHold hold;
   std::atomic<uint64_t> writes{0};
   // Of a copied view, which could not share its base's memory: a ViewOrigin (views/copied_view.h). Else null.
@@ -92,6 +93,7 @@ struct LocalStorage {
   // Copies of these tensors in other layouts, and other facts about them; guarded by cache_mutex. Null: none so far.
   std::mutex cache_mutex;
   std::shared_ptr<StorageCache> cache;
+  std::atomic<bool> has_base{false};        // StorageCache::base is set, once and for all
   std::vector<DeclaredWidth> ghost_widths;  // kept by writes; guarded by cache_mutex
 };
 

@@ -168,13 +168,19 @@ void run_view(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* st
   for (size_t i = 0; i < views.size(); ++i) give(views.get(i), i);
 }
 
-// An argument that outlives its call.
-c10::SymDimVector owned(c10::SymIntArrayRef ints) { return {ints.begin(), ints.end()}; }
-c10::DimVector owned(c10::IntArrayRef ints) { return {ints.begin(), ints.end()}; }
+// The type of an argument that outlives its call.
 template <typename T>
-T owned(const T& value) {
-  return value;
-}
+struct Owned {
+  using Type = std::decay_t<T>;
+};
+template <>
+struct Owned<c10::SymIntArrayRef> {
+  using Type = c10::SymDimVector;
+};
+template <>
+struct Owned<c10::IntArrayRef> {
+  using Type = c10::DimVector;
+};
 
 // The same as BoxedView and run_view() for one operator with its own signature.
 template <typename Op, typename Schema = typename Op::schema>
@@ -183,7 +189,7 @@ struct TypedView;
 template <typename Op, typename... Args>
 struct TypedView<Op, at::Tensor(const at::Tensor&, Args...)> final : RecordedView {
   TypedView(std::shared_ptr<RecordedView> of_view, Args... arguments)
-      : RecordedView(std::move(of_view)), args(owned(arguments)...) {}
+      : RecordedView(std::move(of_view)), args(arguments...) {}
 
   at::Tensor take(const at::Tensor& t) const override {
     return std::apply([&](const auto&... arguments) { return Op::call(t, arguments...); }, args);
@@ -198,7 +204,7 @@ struct TypedView<Op, at::Tensor(const at::Tensor&, Args...)> final : RecordedVie
     return view;
   }
 
-  std::tuple<decltype(owned(std::declval<Args>()))...> args;
+  std::tuple<typename Owned<Args>::Type...> args;
 };
 
 // For an operator of TypedViews its own kernel, else the boxed one.

@@ -17,7 +17,7 @@
 
 namespace dtensor::internal {
 
-void note_parameter(const OpInfo& info, const at::Tensor& t) {
+void note_parameter_of_autograd(const OpInfo& info, const at::Tensor& t) {
   if (!is_leaf_parameter(t)) return;
   if (!info.always_shares) reduce_partial_parameter(t, info.name);
   keep_gradient_layout(t);
@@ -157,6 +157,16 @@ void note_factory_inputs(c10::ArrayRef<const at::Tensor*> tensors, CallContext& 
 }
 
 }  // namespace
+
+bool has_no_hints(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors) {
+  for (const at::Tensor* t : tensors) {
+    const DTensorMeta& meta = meta_without_sync(*t);
+    const bool is_parameter = meta.storage->is_parameter.load(std::memory_order_relaxed);
+    if (is_parameter && !meta.spec->is_replicated() && c10::GradMode::is_enabled()) return false;
+    if (!is_parameter && is_unwritten_factory_result(*t)) return false;
+  }
+  return !reuses_partial_inputs(info, *tensors.front());
+}
 
 void note_context(const OpInfo& info, Inputs& in) {
   absl::InlinedVector<const at::Tensor*, 6> tensors;

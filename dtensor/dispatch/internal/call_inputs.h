@@ -28,7 +28,10 @@ struct Inputs {
 };
 
 // Registers that the gradient of `t`, if it is a parameter, gets its layout. REQUIRES: is_dtensor(t).
-void note_parameter(const OpInfo& info, const at::Tensor& t);
+void note_parameter_of_autograd(const OpInfo& info, const at::Tensor& t);
+inline void note_parameter(const OpInfo& info, const at::Tensor& t) {
+  if (t.unsafeGetTensorImpl()->autograd_meta() != nullptr) note_parameter_of_autograd(info, t);
+}
 // For operators that gather no inputs: registers that gradients of parameters among `args`, the arguments or some of
 // them, get the parameter's layout.
 void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
@@ -55,6 +58,9 @@ bool is_update(const OpInfo& info, const Inputs& in);  // check_hooks.cc
 void note_context(const OpInfo& info, Inputs& in);
 // The same for the tensors of a call.
 void note_context(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, CallContext& context);
+// Whether note_context() would find nothing: cheaper. REQUIRES: no tensor has DTensorMeta::hints, and this thread has
+// no scope.
+bool has_no_hints(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors);
 // What note_context() reads of a tensor besides its spec and DTensorMeta::hints, as bits. A fact that is added there is
 // added here, too: else the calls of a list operator share decisions that differ.
 uint64_t hints_of(const at::Tensor& t);

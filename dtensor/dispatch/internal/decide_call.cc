@@ -69,8 +69,7 @@ void append_static(CacheKey& key, const c10::IValue& v, bool type_only) {
 
 // Appends the class of a number whose value is otherwise irrelevant: whether it is finite, and for a divisor whether it
 // is 0.
-void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
-  NumberClass number = number_class(value);
+void append_class(CacheKey& key, NumberClass number, bool divisor) {
   if (number == NumberClass::kZero && !divisor) number = NumberClass::kOrdinary;
   key.push_back(static_cast<uint64_t>(number));
 }
@@ -79,7 +78,8 @@ void append_class(CacheKey& key, const c10::IValue& value, bool divisor) {
 CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
                   c10::ArrayRef<c10::IValue> args) {
   CacheKey key;
-  begin_key(key, info, resolved, in.context);
+  begin_key(key, info, resolved);
+  in.context.append_to_key(key);
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgSlot& slot = in.slots[i];
     if (slot.kind == ArgSlot::Kind::kStatic) {
@@ -145,12 +145,11 @@ Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Input
 
 }  // namespace
 
-void begin_key(CacheKey& key, const OpInfo& info, const OpInfo::Resolved& resolved, const CallContext& context) {
+void begin_key(CacheKey& key, const OpInfo& info, const OpInfo::Resolved& resolved) {
   key.push_back(reinterpret_cast<uintptr_t>(&info));
   key.push_back(resolved.generation);
   key.push_back(
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
-  context.append_to_key(key);
 }
 
 void append_ints(CacheKey& key, c10::ArrayRef<int64_t> ints) {
@@ -161,7 +160,23 @@ void append_ints(CacheKey& key, c10::ArrayRef<int64_t> ints) {
 
 void append_argument(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, const c10::IValue& value) {
   append_static(key, value, resolved.value_free[i]);
-  if (resolved.value_free[i]) append_class(key, value, resolved.divisor[i]);
+  if (resolved.value_free[i]) append_class(key, number_class(value), resolved.divisor[i]);
+}
+
+void append_number(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, const at::Scalar& number) {
+  const bool is_int = number.type() == c10::ScalarType::Long;
+  if (number.isSymbolic() || !(is_int || number.isFloatingPoint())) {
+    return append_argument(key, resolved, i, c10::IValue(number));
+  }
+  const double value = is_int ? 0 : number.toDouble();
+  key.push_back(is_int ? kInt : kDouble);
+  if (!resolved.value_free[i]) {
+    key.push_back(is_int ? static_cast<uint64_t>(number.toLong()) : std::bit_cast<uint64_t>(value));
+  } else if (is_int) {
+    append_class(key, number.toLong() == 0 ? NumberClass::kZero : NumberClass::kOrdinary, resolved.divisor[i]);
+  } else {
+    append_class(key, number_class(value), resolved.divisor[i]);
+  }
 }
 
 Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,

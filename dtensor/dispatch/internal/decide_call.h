@@ -14,10 +14,12 @@ namespace dtensor::internal {
 
 class StepDecider;  // tensor/step_decider.h
 
-// The beginning of a key: all but the arguments. For calls whose arguments are not on a stack; per tensor the id of its
-// spec follows, per other argument one of the following.
-void begin_key(CacheKey& key, const OpInfo& info, const OpInfo::Resolved& resolved, const CallContext& context);
+// The beginning of a key. For calls whose arguments are not on a stack; the context follows, then per tensor the id of
+// its spec, per other argument one of the following.
+void begin_key(CacheKey& key, const OpInfo& info, const OpInfo::Resolved& resolved);
 void append_argument(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, const c10::IValue& value);
+// As append_argument() for a number.
+void append_number(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, const at::Scalar& number);
 // As append_argument() for a list of ints on whose values the decision depends.
 void append_ints(CacheKey& key, c10::ArrayRef<int64_t> ints);
 

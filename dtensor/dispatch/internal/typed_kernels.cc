@@ -4,6 +4,7 @@
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/layout_cache/storage_cache.h"
+#include "dtensor/tensor/contiguous_impl.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/typed_operators.h"
 #include "propagation/strategy_cache.h"
@@ -35,8 +37,6 @@ bool calls_are_decided_otherwise() {
 namespace {
 
 // ------------------------------------------------------------ a call without a stack
-
-bool has_listeners() { return c10::ThreadLocalDebugInfo::current() != nullptr && !current_scope().listeners.empty(); }
 
 // A call that can be computed without a stack: its decision is cached, no input moves, and nothing observes or decides
 // the calls of this thread.
@@ -55,6 +55,7 @@ class DirectCall {
   // False: the call needs the boxed kernel. Registers parameters, as gather_inputs() does.
   bool begin();
   void add(size_t, const at::Tensor& t) { key_.push_back(spec_of(t)->id()); }
+  void add(size_t i, const at::Scalar& number) { append_number(key_, *resolved_, i, number); }
   void add(size_t i, c10::IntArrayRef ints);
   void add(size_t i, c10::SymIntArrayRef ints);
   void add(size_t i, at::OptionalIntArrayRef ints);
@@ -67,39 +68,55 @@ class DirectCall {
 
   // REQUIRES for the others: find_decision() returned true.
   size_t num_ranks() const { return meta_without_sync(*tensors_[0]).locals.size(); }  // that this process owns
-  Shape result_sizes(size_t r) const { return decision_->outputs[0]->local_shape(static_cast<int64_t>(r)); }
-  at::Tensor make_result(RankTensors locals) const;
-  void note_write() const;  // after the operator wrote to the first tensor, or threw
+  Shape result_sizes(size_t r) const { return result_->local_shape(static_cast<int64_t>(r)); }
+  at::Tensor make_result(RankTensors locals);  // call it last
+  void note_write() const;                     // after the operator wrote to the first tensor, or threw
 
  private:
   void add_value(size_t i, const c10::IValue& value);
+  bool has_ordinary_tensors() const;
+  void add_context(bool scoped);
 
   const OpInfo& info_;
   const c10::ArrayRef<const at::Tensor*> tensors_;
   const OpInfo::Resolved* resolved_ = nullptr;
   CacheKey key_;
-  std::shared_ptr<const Decision> decision_;
+  SpecPtr result_;  // of the decision
 };
+
+bool DirectCall::has_ordinary_tensors() const {
+  const DeviceMesh& mesh = spec_of(*tensors_[0])->mesh();
+  for (const at::Tensor* t : tensors_) {
+    const DTensorMeta& meta = meta_without_sync(*t);
+    if (is_special(meta) || meta.storage->module_traits || meta.spec->mesh() != mesh) return false;
+  }
+  return true;
+}
+
+void DirectCall::add_context(bool scoped) {
+  const bool changes_layout = info_.args[0].written && has_own_mutable_layout(tensors_);
+  begin_key(key_, info_, *resolved_);
+  if (!changes_layout && !scoped && has_no_hints(info_, tensors_)) return CallContext::append_none_to_key(key_);
+  CallContext context;
+  if (changes_layout) context.mutable_layouts.push_back(0);
+  note_context(info_, tensors_, context);
+  context.append_to_key(key_);
+}
 
 bool DirectCall::begin() {
   resolved_ = &info_.resolve();
-  if (info_.handler != nullptr || !resolved_->rule || calls_are_decided_otherwise() || has_listeners()) return false;
+  if (info_.handler != nullptr || !resolved_->rule) return false;
+  const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
+  if (scoped && (calls_are_decided_otherwise() || !current_scope().listeners.empty())) return false;
   for (const at::Tensor* t : tensors_) {
     if (!is_dtensor(*t)) return false;
   }
   // Before parameters are registered, which may communicate: an observed rank calls the hook first, too.
   if (info_.args[0].written && CallHook::watching() != nullptr) return false;
   for (const at::Tensor* t : tensors_) note_parameter(info_, *t);
-  const DeviceMesh& mesh = spec_of(*tensors_[0])->mesh();
-  for (const at::Tensor* t : tensors_) {
-    const DTensorMeta& meta = meta_without_sync(*t);
-    if (is_special(meta) || meta.storage->module_traits || meta.spec->mesh() != mesh) return false;
-  }
-  CallContext context;
-  if (info_.args[0].written && has_own_mutable_layout(tensors_)) context.mutable_layouts.push_back(0);
-  note_context(info_, tensors_, context);
+  if (!has_ordinary_tensors()) return false;
   if (resolved_->rule->uses_gradient_target && in_backward()) return false;
-  begin_key(key_, info_, *resolved_, context);
+  add_context(scoped);
   return true;
 }
 
@@ -122,15 +139,15 @@ void DirectCall::add(size_t i, at::OptionalIntArrayRef ints) {
 }
 
 bool DirectCall::find_decision() {
-  decision_ = strategy_cache(spec_of(*tensors_[0])->mesh().world()).find_direct(key_);
-  return decision_ != nullptr;
+  result_ = strategy_cache(spec_of(*tensors_[0])->mesh().world()).find_direct_result(key_);
+  return result_ != nullptr;
 }
 
-at::Tensor DirectCall::make_result(RankTensors locals) const {
+at::Tensor DirectCall::make_result(RankTensors locals) {
   const at::Tensor& input = *tensors_[0];
-  if (!info_.is_view) return make_result_of(input, decision_->outputs[0], std::move(locals));
+  if (!info_.is_view) return make_result_of(input, std::move(result_), std::move(locals));
   set_base_of_views(input);
-  return make_view(decision_->outputs[0], std::move(locals), input, input.storage_offset());
+  return make_view(std::move(result_), std::move(locals), input, input.storage_offset());
 }
 
 void DirectCall::note_write() const { mark_written(*meta_without_sync(*tensors_[0]).storage); }
@@ -139,22 +156,15 @@ void DirectCall::note_write() const { mark_written(*meta_without_sync(*tensors_[
 
 template <typename T>
 constexpr bool is_tensor = std::is_same_v<std::decay_t<T>, at::Tensor>;
+// Each rank's part of the result is a view of its part, with the sizes that follow from the layout.
+template <typename Op>
+constexpr bool is_plain_view = std::is_same_v<Op, at::_ops::view>;
 // Views whose sizes are an argument: each rank has its own.
 template <typename Op>
 constexpr bool takes_sizes = std::is_same_v<Op, at::_ops::view> || std::is_same_v<Op, at::_ops::expand>;
 // The result has other handles of the parts of the tensor.
 template <typename Op>
 constexpr bool is_identity = std::is_same_v<Op, at::_ops::detach> || std::is_same_v<Op, at::_ops::alias>;
-
-RankTensors other_handles(const RankTensors& parts) {
-  RankTensors handles;
-  handles.reserve(parts.size());
-  for (const at::Tensor& part : parts) {
-    const c10::TensorImpl& impl = *part.unsafeGetTensorImpl();
-    handles.emplace_back(impl.shallow_copy_and_detach(impl.version_counter(), /*allow_tensor_metadata_change=*/true));
-  }
-  return handles;
-}
 
 template <size_t kCount, typename... Args>
 std::array<const at::Tensor*, kCount> tensors_of(const Args&... args) {
@@ -172,6 +182,37 @@ bool all_contiguous(const RankTensors& locals) {
     if (!local.is_contiguous()) return false;
   }
   return true;
+}
+
+// Whether the operators below autograd that compute with the part are those of its device: not for views that are
+// conjugated or negated, and the like.
+bool is_dense(const at::Tensor& part) {
+  constexpr auto kAbove = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+  return (part.key_set() - kAbove).highestFunctionalityKey() == c10::DispatchKey::Dense;
+}
+
+bool all_dense(const RankTensors& parts) { return std::all_of(parts.begin(), parts.end(), is_dense); }
+
+// As ATen's view(), below autograd. REQUIRES: the part is contiguous and dense.
+at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes) {
+  auto view = c10::make_intrusive<ContiguousImpl>(c10::TensorImpl::VIEW, c10::Storage(part.storage()), part.key_set(),
+                                                  part.dtype());
+  view->set_storage_offset(part.storage_offset());
+  view->set_first_sizes(sizes);
+  return at::Tensor(std::move(view));
+}
+
+at::Tensor other_handle(const at::Tensor& part) {
+  if (is_dense(part) && part.is_contiguous()) return view_part(part, part.sizes());  // cheaper
+  const c10::TensorImpl& impl = *part.unsafeGetTensorImpl();
+  return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), /*allow_tensor_metadata_change=*/true));
+}
+
+RankTensors other_handles(const RankTensors& parts) {
+  RankTensors handles;
+  handles.reserve(parts.size());
+  for (const at::Tensor& part : parts) handles.push_back(other_handle(part));
+  return handles;
 }
 
 // An argument of the operator on local rank r.
@@ -206,16 +247,20 @@ struct TypedKernel<Op, Result(Args...)> {
 
  private:
   static bool has_fitting_parts(const at::Tensor& self) {
-    if constexpr (takes_sizes<Op>) return all_contiguous(meta_without_sync(self).locals);
+    const RankTensors& locals = meta_without_sync(self).locals;
+    if constexpr (is_plain_view<Op>) return all_contiguous(locals) && all_dense(locals);
+    if constexpr (takes_sizes<Op>) return all_contiguous(locals);
     return true;
   }
 
-  static Result run(const DirectCall& direct, Args... args) {
+  static Result run(DirectCall& direct, Args... args) {
     if constexpr (kWrites) {
       write(direct, args...);
       return std::get<0>(std::tie(args...));
     } else if constexpr (is_identity<Op>) {
       return direct.make_result(other_handles(meta_without_sync(args...).locals));
+    } else if constexpr (is_plain_view<Op>) {
+      return direct.make_result(view_parts(direct, args...));
     } else {
       RankTensors locals;
       locals.reserve(direct.num_ranks());
@@ -225,6 +270,18 @@ struct TypedKernel<Op, Result(Args...)> {
       }
       return direct.make_result(std::move(locals));
     }
+  }
+
+  template <typename... Sizes>
+  static RankTensors view_parts(const DirectCall& direct, const at::Tensor& self, const Sizes&...) {
+    const RankTensors& parts = meta_without_sync(self).locals;
+    RankTensors views;
+    views.reserve(parts.size());
+    for (size_t r = 0; r < parts.size(); ++r) {
+      const Shape sizes = direct.result_sizes(r);
+      views.push_back(view_part(parts[r], {sizes.data(), sizes.size()}));
+    }
+    return views;
   }
 
   static at::Tensor run_on(const DirectCall& direct, size_t r, Args... args) {
