@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <functional>
+#include <limits>
 #include <map>
 #include <new>
 #include <optional>
@@ -217,6 +218,47 @@ TEST_CASE("a typed kernel allocates its result and nothing else", "[dtensor][typ
     // The tensor, that it is distributed, its memory, and the list of its parts; of a view how it was taken.
     const bool writes = name.back() == '_' || name.find("_.") != std::string::npos;
     CHECK(allocations_of(sample, inputs) - allocations_of(sample, plain) <= (writes ? 0 : 7));
+  }
+}
+
+TEST_CASE("typed kernels find the decisions of boxed ones for every kind of number", "[dtensor][typed_kernels]") {
+  const torch::NoGradGuard no_grad;
+  const DeviceMesh mesh(World::local(1), {1}, {"tp"});
+  const Tensor plain = torch::ones({4, 4}), x = distribute_tensor(plain, mesh, {Replicate()}) * 1;
+  for (const at::Scalar& number : std::vector<at::Scalar>{0, 3, -3, 0., -0.5, INFINITY, true, INT64_MAX}) {
+    const Sample sample = {{}, [&](Tensors& t) {
+                             at::_ops::add_Scalar::call(t[0], 1, number.isBoolean() ? 1 : number);  // kept in the key
+                             return at::_ops::div_Scalar::call(t[0], number);
+                           }};
+    Tensors ours = {x}, theirs = {plain};
+    CHECK(allocations_of(sample, ours) - allocations_of(sample, theirs) <= 2 * 6);  // a boxed call takes more
+  }
+}
+
+TEST_CASE("numbers of other classes have other decisions", "[dtensor][typed_kernels]") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  const Tensor x = distribute_tensor(torch::ones({4, 4}), mesh, {Shard(0)}) * 1;
+  const StrategyCache& cache = strategy_cache(mesh.world());
+  const auto decisions = [&](const at::Scalar& number) {
+    const size_t before = cache.stats().size;
+    for (int i = 0; i < 2; ++i) at::_ops::div_Scalar::call(x, number);
+    return cache.stats().size - before;
+  };
+  for (const at::Scalar& number : std::vector<at::Scalar>{2, 0, 2., 0., INFINITY}) CHECK(decisions(number) == 1);
+  for (const at::Scalar& number : std::vector<at::Scalar>{3, -3.}) CHECK(decisions(number) == 0);
+}
+
+TEST_CASE("typed views of slices, transposed and conjugated tensors share their memory", "[dtensor][typed_kernels]") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  const Tensor whole = torch::rand({4, 4}, torch::kComplexFloat);
+  const Tensor x = distribute_tensor(whole, mesh, {Replicate()});
+  for (int i = 0; i < 2; ++i) {  // boxed, then typed
+    CHECK(torch::equal(full_tensor(x.conj().detach()), whole.conj()));
+    CHECK(torch::equal(full_tensor(x.conj().view({4, 2, 2})), whole.conj().view({4, 2, 2})));
+    CHECK(torch::equal(full_tensor(x.t().detach()), whole.t()));
+    for (const Tensor& rows : {x.slice(0, 1, 3).detach(), x.slice(0, 1, 3).view({2, 2, 2})}) {
+      CHECK(DTensor(rows).local(0).data_ptr() == DTensor(x).local(0)[1].data_ptr());
+    }
   }
 }
 
