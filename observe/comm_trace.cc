@@ -214,11 +214,7 @@ class CommTrace::Writer final : public CommListener {
   double planned_seconds(const CommEvent& event, const Group& group) {
     // The model in the file that DTENSOR_COST_MODEL names, else the built-in one.
     if (!cost_) cost_ = cost_model(World::abstract(1));
-    bool crosses_nodes = false;
-    for (int64_t rank : group.members[0]) {
-      crosses_nodes |= rank / cost_->ranks_per_node != group.members[0][0] / cost_->ranks_per_node;
-    }
-    return cost_->collective(event.collective, event.group_size, crosses_nodes, event.bytes);
+    return cost_->collective(event.collective, group_extent(group, cost_->ranks_per_node), event.bytes);
   }
 
   const int64_t begin_ns_, base_ns_;

@@ -122,13 +122,29 @@ CostModel::CostModel() {
   between_nodes.fill({/*latency=*/15e-6, /*hop_latency=*/2e-6, /*bandwidth=*/45e9});
 }
 
-double CostModel::collective(Collective kind, int64_t group_size, bool crosses_nodes, int64_t bytes) const {
-  if (group_size <= 1) return 0;
-  const LinkCost& link = (crosses_nodes ? between_nodes : within_node)[static_cast<size_t>(kind)];
-  int64_t hops = ceil_log2(group_size);
+namespace {
+
+// Between nodes. Gathers and reductions run in rings, one for each rank of a node, whose link leads to the next node.
+// What a rank receives in an exchange may all come from another node.
+double bytes_per_second(Collective kind, const GroupExtent& group, double within, double between) {
+  const bool in_rings =
+      kind == Collective::kAllGather || kind == Collective::kReduceScatter || kind == Collective::kAllReduce;
+  if (!in_rings) return between;
+  return std::max(std::min(static_cast<double>(group.on_node) * between, within), between);
+}
+
+}  // namespace
+
+double CostModel::collective(Collective kind, const GroupExtent& group, int64_t bytes) const {
+  if (group.size <= 1) return 0;
+  const LinkCost &near = within_node[static_cast<size_t>(kind)], &far = between_nodes[static_cast<size_t>(kind)];
+  int64_t hops = ceil_log2(group.size);
   if (kind == Collective::kAllReduce) hops *= 2;  // up and down
   if (kind == Collective::kPermute) hops = 1;
-  return link.latency + static_cast<double>(hops) * link.hop_latency + static_cast<double>(bytes) / link.bandwidth;
+  const auto count = static_cast<double>(hops), received = static_cast<double>(bytes);
+  if (!group.crosses_nodes()) return near.latency + count * near.hop_latency + received / near.bandwidth;
+  return far.latency + count * far.hop_latency +
+         received / bytes_per_second(kind, group, near.bandwidth, far.bandwidth);
 }
 
 double CostModel::products(double flops, c10::ScalarType dtype) const {

@@ -3,8 +3,10 @@
 // Per level and collective: a latency, another one per doubling of the group (as in NCCL's trees, so that one
 // collective over several mesh dims is never slower than one per dim), and a bandwidth. Bytes are those of the ring
 // algorithms (Gloo's docs/algorithms.md, PyTorch's _collective_utils.py). A group that has ranks on two nodes is priced
-// as a whole at the level between nodes. The built-in numbers are estimates for GPUs; `calibrate` measures a machine
-// and writes a file:
+// as a whole at the level between nodes, where the links of all ranks that it has on a node carry the bytes of its
+// gathers and reductions: a gather over 2 x 8 ranks is as fast as eight links, but not faster than one within a node.
+// In an all-to-all each rank receives over its own link. The built-in numbers are estimates
+// for GPUs; `calibrate` measures a machine and writes a file:
 //
 //   set_cost_model(world, CostModel::load("cost_model.json"));   // or DTENSOR_COST_MODEL=cost_model.json in the environment
 #pragma once
@@ -20,6 +22,7 @@
 
 #include "comm/comm_event.h"
 #include "mesh/world.h"
+#include "plan/group_extent.h"
 #include "plan/operator_times.h"
 
 namespace dtensor {
@@ -35,7 +38,7 @@ inline Picoseconds picoseconds(double seconds) { return std::llround(seconds * 1
 struct LinkCost {
   double latency = 6.6e-6;      // seconds per collective
   double hop_latency = 0.6e-6;  // seconds per doubling of the group; an all-reduce pays it twice, a permute once
-  double bandwidth = 87.7e9;    // bytes per second that one rank receives
+  double bandwidth = 87.7e9;    // bytes per second that one rank receives over its own link
   friend bool operator==(const LinkCost&, const LinkCost&) = default;
 };
 
@@ -60,7 +63,7 @@ struct CostModel {
   bool packs = true;  // as Communicator::packs(), used by the built-in models
 
   // `bytes`: received per rank. A group of one costs nothing.
-  double collective(Collective kind, int64_t group_size, bool crosses_nodes, int64_t bytes) const;
+  double collective(Collective kind, const GroupExtent& group, int64_t bytes) const;
   double copy(int64_t bytes) const { return static_cast<double>(bytes) / copy_bandwidth; }
   // `bytes`: that operators read and write. A copy of n bytes reads n and writes n.
   double traffic(int64_t bytes) const { return copy(bytes) / 2; }

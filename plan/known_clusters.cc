@@ -23,6 +23,20 @@ Cluster eight_gpus(const char* name, const char* sheets) {
   return c;
 }
 
+Cluster a100() {
+  Cluster c = eight_gpus("a100x8",
+                         "NVIDIA A100 Tensor Core GPU data sheet, A100 80GB SXM; NVIDIA DGX A100 data sheet, whose "
+                         "network links have 200 Gb/s.");
+  c.memory_bytes = 80 * kGigabyte;
+  c.memory_bandwidth = 2.039e12;
+  c.flops_by_dtype = {
+      {at::kDouble, 19.5e12}, {at::kFloat, 19.5e12}, {at::kHalf, 312e12}, {at::kBFloat16, 312e12}, {at::kChar, 624e12}};
+  c.tf32_flops = 156e12;
+  c.within_node.bandwidth = 300e9;  // NVLink, 600 GB/s in both directions
+  c.between_nodes.bandwidth = 25e9;
+  return c;
+}
+
 Cluster hopper(const char* name, const char* sheets) {
   Cluster c = eight_gpus(name, sheets);
   c.flops_by_dtype = {{at::kDouble, 67e12},         {at::kFloat, 67e12},    {at::kHalf, 989.4e12},
@@ -93,7 +107,7 @@ Cluster epyc() {
   return c;
 }
 
-std::vector<Cluster> known_clusters() { return {h100(), h200(), b200(), mi300x(), epyc()}; }
+std::vector<Cluster> known_clusters() { return {a100(), h100(), h200(), b200(), mi300x(), epyc()}; }
 
 }  // namespace
 

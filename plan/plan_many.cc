@@ -91,15 +91,9 @@ int next_key(const std::vector<Line>& lines) {
   return *std::max_element(order.begin(), order.end(), [&](int a, int b) { return heads[a] < heads[b]; });
 }
 
-// The ranks that take part, for the cost model.
-struct Talk {
-  int64_t group_size = 1;
-  bool crosses_nodes = false;
-};
-
-Talk talk_of(const RedistributePlan& plan, size_t s) {
+// The ranks that take part.
+GroupExtent extent_of(const RedistributePlan& plan, size_t s) {
   const RedistributeStep& step = plan.steps[s];
-  Talk talk;
   if (step.kind == Kind::kTransfer) {
     std::unordered_set<int64_t> ranks, nodes;
     for (const Layout* layout : {&plan.from, &plan.to}) {
@@ -108,22 +102,16 @@ Talk talk_of(const RedistributePlan& plan, size_t s) {
         nodes.insert(rank / plan.cost->ranks_per_node);
       }
     }
-    return {static_cast<int64_t>(ranks.size()), nodes.size() > 1};
+    return GroupExtent::of_links(static_cast<int64_t>(ranks.size()), nodes.size() > 1);
   }
-  const DeviceMesh& mesh = mesh_of(plan, s);
-  const uint64_t between_nodes = mesh.dims_between_nodes(plan.cost->ranks_per_node);
-  for (int64_t dim : step.dims) {
-    talk.group_size *= mesh.size(dim);
-    talk.crosses_nodes |= (between_nodes >> dim & 1) != 0;
-  }
-  return talk;
+  uint64_t dims = 0;
+  for (int64_t dim : step.dims) dims |= uint64_t{1} << dim;
+  return group_extent(mesh_of(plan, s), dims, plan.cost->ranks_per_node);
 }
 
 // The latency of step s, as a `collective`.
 double latency(const RedistributePlan& plan, size_t s, Collective collective) {
-  const Talk talk = talk_of(plan, s);
-  return static_cast<double>(plan.steps[s].chunks) *
-         plan.cost->collective(collective, talk.group_size, talk.crosses_nodes, 0);
+  return static_cast<double>(plan.steps[s].chunks) * plan.cost->collective(collective, extent_of(plan, s), 0);
 }
 
 // Fills in the properties and the cost of a round: those of its steps as one collective, with a single latency.
@@ -133,11 +121,10 @@ void price(const BatchPlan& batch, BatchPlan::Round& round) {
   for (const auto& [p, s] : round.steps) {
     if (batch.plans[p]->steps[s].collective() != round.collective) round.collective = Collective::kAllToAll;
   }
-  const Talk talk = talk_of(*batch.plans[first_plan], first_step);
+  const GroupExtent group = extent_of(*batch.plans[first_plan], first_step);
   const CostModel& cost = *batch.plans[first_plan]->cost;
   const auto seconds = [&](Collective c, const RedistributeStep& step) {
-    return cost.collective(c, talk.group_size, talk.crosses_nodes, step.bytes) +
-           static_cast<double>(step.chunks - 1) * cost.collective(c, talk.group_size, talk.crosses_nodes, 0);
+    return cost.collective(c, group, step.bytes) + static_cast<double>(step.chunks - 1) * cost.collective(c, group, 0);
   };
   for (const auto& [p, s] : round.steps) {
     const RedistributeStep& step = batch.plans[p]->steps[s];

@@ -10,7 +10,6 @@
 #include "comm/comm_call.h"
 #include "comm/scope.h"
 #include "comm/work_event.h"
-#include "dtensor/analysis/group_level.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/step_decider.h"
 #include "mesh/memory_meter.h"
@@ -64,8 +63,8 @@ class Recorder final : public StepDecider, public CommListener {
     if (before) return;
     std::lock_guard lock(mutex_);
     if (!cost_) return;
-    const bool crosses = view.call.group != nullptr && crosses_nodes(*view.call.group, cost_->ranks_per_node);
-    const double seconds = cost_->collective(event.collective, event.group_size, crosses, event.bytes);
+    const GroupExtent group = group_extent(*view.call.group, cost_->ranks_per_node);
+    const double seconds = cost_->collective(event.collective, group, event.bytes);
     step_.cost.seconds += seconds;
     ++step_.cost.collectives;
     step_.cost.bytes += event.bytes;

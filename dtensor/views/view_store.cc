@@ -155,8 +155,8 @@ class StorePlanner {
     bool crosses_nodes = false;
     for (const int64_t m : dims_) crosses_nodes |= (between_nodes >> m & 1) != 0;
     exchange.buffer_bytes = exchange.bytes + (cost->packs ? exchange.bytes + most_sent : 0);
-    exchange.seconds =
-        cost->collective(Collective::kAllToAll, group_.size, crosses_nodes, std::max(exchange.bytes, most_sent));
+    exchange.seconds = cost->collective(Collective::kAllToAll, GroupExtent::of_links(group_.size, crosses_nodes),
+                                        std::max(exchange.bytes, most_sent));
   }
 
   void add_messages_of_owned(StoreExchange& exchange) const {

@@ -184,7 +184,7 @@ class HaloPlanner {
     for (const int64_t m : cutting) crosses_nodes |= (between_nodes >> m & 1) != 0;
     plan.peak_bytes = held + (cost->packs ? plan.bytes + plan.bytes_back : 0);
     if (plan.bytes > 0)
-      plan.seconds = cost->collective(Collective::kAllToAll, ranks, crosses_nodes,
+      plan.seconds = cost->collective(Collective::kAllToAll, GroupExtent::of_links(ranks, crosses_nodes),
                                       std::max(plan.bytes, (total + ranks - 1) / ranks));
     return true;
   }

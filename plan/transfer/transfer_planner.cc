@@ -97,7 +97,7 @@ bool fit(const TensorMeta& meta, const Layout& before, const Layout& after, cons
     longest = std::max(longest, *std::max_element(m.block.sizes.begin(), m.block.sizes.end()));
   longest =
       std::min({longest, kMaxRounds, std::max<int64_t>(2, kMaxParts / static_cast<int64_t>(1 + messages->size()))});
-  const double latency = cost.collective(Collective::kAllToAll, 2, false, 0);
+  const double latency = cost.collective(Collective::kAllToAll, GroupExtent::within_node(2), 0);
   for (int64_t chunks = 2; chunks < 2 * longest && step.peak_bytes > limit; chunks *= 2) {
     const int64_t rounds = std::min(chunks, longest);
     absl::flat_hash_map<std::pair<int64_t, int64_t>, int64_t> buffers;  // by rank and round
@@ -136,10 +136,9 @@ class TransferRoutes {
     ranks.insert(ranks.end(), targets.begin(), targets.end());
     std::sort(ranks.begin(), ranks.end());
     ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
-    num_ranks_ = static_cast<int64_t>(ranks.size());
     absl::flat_hash_set<int64_t> nodes;
     for (int64_t rank : ranks) nodes.insert(rank / cost.ranks_per_node);
-    crosses_nodes_ = nodes.size() > 1;
+    group_ = GroupExtent::of_links(static_cast<int64_t>(ranks.size()), nodes.size() > 1);
     for (Placements& middle : middles(meta, from, true, every)) {
       Leg& leg = firsts_.emplace_back();
       leg.possible =
@@ -223,7 +222,7 @@ class TransferRoutes {
     if (cost_.packs && !unlimited && t.held <= hopeless) step.peak_bytes = packed_bytes(meta_, before, after, t);
     step.seconds = cost_.copy(t.held);
     if (t.received > 0) {
-      step.seconds += cost_.collective(Collective::kAllToAll, num_ranks_, crosses_nodes_, std::max(t.received, t.sent));
+      step.seconds += cost_.collective(Collective::kAllToAll, group_, std::max(t.received, t.sent));
     }
     return fit(meta_, before, after, t, cost_, limit, hopeless, step, least);
   }
@@ -238,8 +237,7 @@ class TransferRoutes {
   const Layout& to_;
   const CostModel& cost_;
   const Limits& limits_;
-  int64_t num_ranks_ = 0;
-  bool crosses_nodes_ = false;
+  GroupExtent group_;
   std::vector<Leg> firsts_, lasts_;
 };
 

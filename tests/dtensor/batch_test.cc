@@ -106,7 +106,7 @@ TEST_CASE("batch: a round costs the sum of its steps with a single latency", "[b
   const auto gathers = plan_many(std::vector<Redistribution>{{a, {Replicate()}}, {b, {Replicate()}}});
   const auto& first = *gathers.plans[0];
   const auto& second = *gathers.plans[1];
-  const double latency = first.cost->collective(Collective::kAllGather, 4, false, 0);
+  const double latency = first.cost->collective(Collective::kAllGather, GroupExtent::within_node(4), 0);
   REQUIRE(gathers.num_collectives() == 1);
   CHECK(gathers.bytes == first.bytes + second.bytes);
   CHECK(gathers.rounds[0].bytes == gathers.bytes);

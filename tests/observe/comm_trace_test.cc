@@ -179,9 +179,9 @@ TEST_CASE("comm trace: in an abstract world times are those of the cost model") 
   const int64_t part = 1024 * 1024 * 4 / 64;
   CHECK(events[0].at("pid") == 0);
   CHECK(events[0].at("dur").get<double>() ==
-        Approx(cost->collective(Collective::kAllGather, 64, true, 63 * part) * 1e6));
+        Approx(cost->collective(Collective::kAllGather, GroupExtent{64, 8}, 63 * part) * 1e6));
   CHECK(events[1].at("dur").get<double>() ==
-        Approx(cost->collective(Collective::kAllReduce, 64, true, 126 * part) * 1e6));
+        Approx(cost->collective(Collective::kAllReduce, GroupExtent{64, 8}, 126 * part) * 1e6));
   CHECK(events[1].at("ts").get<double>() ==
         Approx(events[0].at("ts").get<double>() + events[0].at("dur").get<double>()).epsilon(1e-15));
   CHECK(events[0].at("args").at("Process Group Name") == "0-63");

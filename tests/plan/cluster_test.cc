@@ -51,8 +51,9 @@ TEST_CASE("a cluster's cost model has its peaks times their efficiency", "[clust
   CHECK(model.products(1e12, at::kFloat) == Approx(0.5));
   CHECK(model.products(1e12, at::kBFloat16) == Approx(0.125));
   CHECK(model.products(1e12, at::kDouble) == Approx(0.5));  // no figure: that of float32
-  CHECK(model.collective(Collective::kAllGather, 2, false, 1000000) == Approx(3e-6 + 1e6 / 0.75e11));
-  CHECK(model.collective(Collective::kAllReduce, 4, true, 1000000) == Approx(3e-6 + 1e6 / 0.75e10));
+  CHECK(model.collective(Collective::kAllGather, GroupExtent::within_node(2), 1000000) == Approx(3e-6 + 1e6 / 0.75e11));
+  CHECK(model.collective(Collective::kAllReduce, GroupExtent::of_links(4, true), 1000000) ==
+        Approx(3e-6 + 1e6 / 0.75e10));
   CHECK(two_racks().cost_model(/*tf32=*/true).products(1e12, at::kFloat) == Approx(0.25));
   CHECK(two_racks().cost_model(/*tf32=*/true).products(1e12, at::kBFloat16) == Approx(0.125));
   const World world = World::abstract(6);
@@ -63,7 +64,7 @@ TEST_CASE("a cluster's cost model has its peaks times their efficiency", "[clust
 }
 
 TEST_CASE("known clusters are complete, of dense figures, and give cost models", "[cluster]") {
-  CHECK(cluster_names() == std::vector<std::string>{"h100x8", "h200x8", "b200x8", "mi300xx8", "epyc9654x2"});
+  CHECK(cluster_names() == std::vector<std::string>{"a100x8", "h100x8", "h200x8", "b200x8", "mi300xx8", "epyc9654x2"});
   for (const std::string& name : cluster_names()) {
     CAPTURE(name);
     const Cluster known = cluster(name);
@@ -78,7 +79,7 @@ TEST_CASE("known clusters are complete, of dense figures, and give cost models",
   CHECK(h100.flops_by_dtype.at(at::kBFloat16) == 989.4e12);  // not 1979, with sparsity
   CHECK(h100.flops_by_dtype.at(at::kFloat8_e4m3fn) == 1978.9e12);
   CHECK(cluster("b200x8").flops_by_dtype.at(at::kBFloat16) == 2.25e15);
-  CHECK_THROWS_WITH(cluster("h100"), Contains("no cluster `h100`; known are h100x8, h200x8, b200x8, mi300xx8"));
+  CHECK_THROWS_WITH(cluster("h100"), Contains("no cluster `h100`; known are a100x8, h100x8, h200x8, b200x8, mi300xx8"));
 }
 
 TEST_CASE("errors in a cluster name file and field", "[cluster]") {

@@ -146,15 +146,15 @@ TEST_CASE("cost of collectives", "[cost_model]") {
   CostModel cost;
   cost.within_node.fill({/*latency=*/10, /*hop_latency=*/1, /*bandwidth=*/100});
   cost.between_nodes.fill({/*latency=*/1000, /*hop_latency=*/100, /*bandwidth=*/10});
-  CHECK(cost.collective(Collective::kAllGather, 1, false, 500) == 0);
-  CHECK(cost.collective(Collective::kAllGather, 2, false, 500) == 10 + 1 + 5);
-  CHECK(cost.collective(Collective::kAllGather, 5, false, 500) == 10 + 3 + 5);
-  CHECK(cost.collective(Collective::kAllReduce, 8, false, 500) == 10 + 6 + 5);
-  CHECK(cost.collective(Collective::kPermute, 8, false, 500) == 10 + 1 + 5);
-  CHECK(cost.collective(Collective::kAllToAll, 8, true, 500) == 1000 + 300 + 50);
+  CHECK(cost.collective(Collective::kAllGather, GroupExtent::within_node(1), 500) == 0);
+  CHECK(cost.collective(Collective::kAllGather, GroupExtent::within_node(2), 500) == 10 + 1 + 5);
+  CHECK(cost.collective(Collective::kAllGather, GroupExtent::within_node(5), 500) == 10 + 3 + 5);
+  CHECK(cost.collective(Collective::kAllReduce, GroupExtent::within_node(8), 500) == 10 + 6 + 5);
+  CHECK(cost.collective(Collective::kPermute, GroupExtent::within_node(8), 500) == 10 + 1 + 5);
+  CHECK(cost.collective(Collective::kAllToAll, GroupExtent::of_links(8, true), 500) == 1000 + 300 + 50);
   cost.within_node[static_cast<size_t>(Collective::kAllToAll)].bandwidth = 1;
-  CHECK(cost.collective(Collective::kAllToAll, 2, false, 500) == 10 + 1 + 500);
-  CHECK(cost.collective(Collective::kAllGather, 2, false, 500) == 10 + 1 + 5);
+  CHECK(cost.collective(Collective::kAllToAll, GroupExtent::within_node(2), 500) == 10 + 1 + 500);
+  CHECK(cost.collective(Collective::kAllGather, GroupExtent::within_node(2), 500) == 10 + 1 + 5);
   cost.copy_bandwidth = 4;
   CHECK(cost.copy(10) == 2.5);
   cost.flops_per_second = 8;
@@ -167,7 +167,51 @@ TEST_CASE("cost of collectives", "[cost_model]") {
   for (int c = 0; c < kNumCollectives; ++c) {
     for (bool crosses : {false, true}) {
       for (int64_t bytes : {0, 1, 1000000})
-        CHECK(cost.least(bytes) <= cost.collective(static_cast<Collective>(c), 2, crosses, bytes));
+        CHECK(cost.least(bytes) <=
+              cost.collective(static_cast<Collective>(c), GroupExtent::of_links(2, crosses), bytes));
+    }
+  }
+}
+
+TEST_CASE("a gather over nodes goes over the links of all its ranks on a node", "[cost_model]") {
+  CostModel cost;
+  cost.within_node.fill({/*latency=*/0, /*hop_latency=*/0, /*bandwidth=*/100});
+  cost.between_nodes.fill({/*latency=*/0, /*hop_latency=*/0, /*bandwidth=*/20});
+  for (const Collective c : {Collective::kAllGather, Collective::kReduceScatter, Collective::kAllReduce}) {
+    CHECK(cost.collective(c, {4, 1}, 1000) == 50);
+    CHECK(cost.collective(c, {8, 2}, 1000) == 25);
+    CHECK(cost.collective(c, {16, 4}, 1000) == 12.5);
+    CHECK(cost.collective(c, {32, 8}, 1000) == 10);  // the links within the node carry all that arrives
+    CHECK(cost.collective(c, {8, 8}, 1000) == 10);
+  }
+  for (const Collective c : {Collective::kAllToAll, Collective::kPermute})
+    CHECK(cost.collective(c, {8, 4}, 700) == 35);  // over each rank's own link
+  for (const int64_t on_node : {1, 2, 4, 8}) {
+    for (int c = 0; c < kNumCollectives; ++c)
+      CHECK(cost.least(1000) <= cost.collective(static_cast<Collective>(c), {8, on_node}, 1000));
+  }
+}
+
+TEST_CASE("the extent of groups of a mesh is counted in ranks of one node", "[cost_model]") {
+  const World world = World::abstract(16);
+  const DeviceMesh mesh(world, {2, 4, 2}, {"pp", "dp", "tp"});
+  const auto extent = [&](uint64_t dims, int64_t ranks_per_node) {
+    const GroupExtent e = group_extent(mesh, dims, ranks_per_node);
+    return std::pair(e.size, e.on_node);
+  };
+  CHECK(extent(0b100, 8) == std::pair<int64_t, int64_t>(2, 2));  // tp: neighbours
+  CHECK(extent(0b100, 1) == std::pair<int64_t, int64_t>(2, 1));
+  CHECK(extent(0b010, 8) == std::pair<int64_t, int64_t>(4, 4));  // dp: every second rank of eight
+  CHECK(extent(0b010, 4) == std::pair<int64_t, int64_t>(4, 2));
+  CHECK(extent(0b001, 8) == std::pair<int64_t, int64_t>(2, 1));  // pp: eight ranks apart
+  CHECK(extent(0b011, 8) == std::pair<int64_t, int64_t>(8, 4));
+  CHECK(extent(0b111, 8) == std::pair<int64_t, int64_t>(16, 8));
+  CHECK(extent(0b111, 16) == std::pair<int64_t, int64_t>(16, 16));
+  CHECK(extent(0b111, 6) == std::pair<int64_t, int64_t>(16, 4));  // nodes of 6, 6 and 4
+  for (const auto& [dims, mask] : {std::pair(std::vector<int64_t>{0, 1}, 0b011u), {{1}, 0b010u}, {{0, 2}, 0b101u}}) {
+    for (const int64_t ranks_per_node : {1, 3, 4, 8}) {
+      const GroupExtent of_group = group_extent(mesh.group(dims), ranks_per_node);
+      CHECK(extent(mask, ranks_per_node) == std::pair(of_group.size, of_group.on_node));
     }
   }
 }
@@ -179,7 +223,8 @@ TEST_CASE("one exchange over several mesh dims is not slower than one for each",
     for (int64_t a = 2; a <= 17; ++a) {
       for (int64_t b = 2; b <= 17; ++b) {
         CAPTURE(a, b);
-        CHECK(cost.collective(c, a * b, false, 0) <= cost.collective(c, a, false, 0) + cost.collective(c, b, false, 0));
+        CHECK(cost.collective(c, GroupExtent::within_node(a * b), 0) <=
+              cost.collective(c, GroupExtent::within_node(a), 0) + cost.collective(c, GroupExtent::within_node(b), 0));
       }
     }
   }
@@ -200,7 +245,7 @@ TEST_CASE("mesh dims within a node are cheaper than those between nodes", "[cost
   const double mib = 1 << 20;
   CHECK(seconds(8, "RS(0)", "RR", meta) == Approx(3e-6 + 3 * mib / 100e9));
   CHECK(seconds(4, "RS(0)", "RR", meta) == Approx(3e-6 + 3 * mib / 100e9));
-  CHECK(seconds(2, "RS(0)", "RR", meta) == Approx(12e-6 + 3 * mib / 10e9));
+  CHECK(seconds(2, "RS(0)", "RR", meta) == Approx(12e-6 + 3 * mib / 20e9));
   CHECK(seconds(8, "S(0)R", "RR", meta) == Approx(2e-6 + 2 * mib / 100e9));
   // Ranks of a node fetch a part each from other nodes, and then exchange their parts.
   CHECK(seconds(4, "S(0)R", "RR", meta) == Approx(11e-6 + 0.5 * mib / 10e9 + 3e-6 + 3 * mib / 100e9));
@@ -209,7 +254,8 @@ TEST_CASE("mesh dims within a node are cheaper than those between nodes", "[cost
   const PlanOptions two_levels{std::make_shared<const CostModel>(cost), {}};
   const auto plan = plan_redistribution(mesh, meta, layout("P(sum)P(sum)"), layout("RR"), two_levels);
   INFO(plan.explain());
-  CHECK(plan.seconds < 0.3 * cost.collective(Collective::kAllReduce, 8, true, 2 * 4 * 1024 * 1024 * 7 / 8));
+  CHECK(plan.seconds <
+        0.3 * cost.collective(Collective::kAllReduce, GroupExtent::of_links(8, true), 2 * 4 * 1024 * 1024 * 7 / 8));
   EXPECT_PLAN(plan, "rs(tp), ar(dp), ag(tp)");
   EXPECT_PLAN(plan_redistribution(mesh, meta, layout("P(sum)R"), layout("RR"), two_levels), "slice, ar(dp), ag(tp)");
   EXPECT_PLAN(plan_redistribution(mesh, meta, layout("S(0)R"), layout("RR"), two_levels), "slice, ag(dp), ag(tp)");

@@ -52,7 +52,7 @@ std::vector<Groups> Calibration::all_groups() const {
     all.push_back({DeviceMesh(world_, {n / size, size}, {"far", "near"}), 1});
     if (ranks_per_node_ < n) all.push_back({DeviceMesh(world_, {size, n / size}, {"far", "near"}), 0});
   }
-  for (Groups& g : all) g.crosses_nodes = (g.mesh.dims_between_nodes(ranks_per_node_) >> g.dim & 1) != 0;
+  for (Groups& g : all) g.extent = group_extent(g.mesh, uint64_t{1} << g.dim, ranks_per_node_);
   return all;
 }
 
@@ -115,9 +115,12 @@ void Calibration::fit_level(const std::vector<Trial>& trials, bool crosses_nodes
     std::vector<LinkSample> samples;
     std::vector<int64_t> sizes;
     for (const Trial& t : trials) {
-      if (t.collective != c || t.groups.crosses_nodes != crosses_nodes) continue;
-      const int64_t size = t.groups.group().size;
-      samples.push_back({count.collective(c, size, false, 0), static_cast<double>(t.bytes), t.seconds});
+      const GroupExtent& extent = t.groups.extent;
+      if (t.collective != c || extent.crosses_nodes() != crosses_nodes) continue;
+      if (crosses_nodes && extent.on_node > 1) continue;  // not over one rank's link alone
+      const int64_t size = extent.size;
+      samples.push_back(
+          {count.collective(c, GroupExtent::within_node(size), 0), static_cast<double>(t.bytes), t.seconds});
       if (!std::count(sizes.begin(), sizes.end(), size)) sizes.push_back(size);
     }
     if (samples.empty()) continue;
@@ -140,7 +143,7 @@ CostModel Calibration::run() {
     const auto c = static_cast<Collective>(i);
     for (const Groups& groups : all_groups()) {
       say(absl::StrCat("calibrate: ", std::string(to_string(c)), " in groups of ", groups.group().size,
-                       groups.crosses_nodes ? " between nodes" : "", " ..."));
+                       groups.extent.crosses_nodes() ? " between nodes" : "", " ..."));
       double last = 0;
       for (int64_t bytes : c == Collective::kBarrier ? std::vector<int64_t>{0} : byte_counts()) {
         trials.push_back(measure(c, groups, bytes));
@@ -156,7 +159,7 @@ CostModel Calibration::run() {
                            "per hop us", "GB/s", "typical error", "worst");
   fit_level(trials, false, model);
   fit_level(trials, true, model);
-  const auto crosses = [](const Trial& t) { return t.groups.crosses_nodes; };
+  const auto crosses = [](const Trial& t) { return t.groups.extent.crosses_nodes(); };
   if (std::none_of(trials.begin(), trials.end(), crosses)) {
     model.between_nodes = model.within_node;
     table_ += "All ranks are on one node: the numbers between nodes are written as those within one.\n";

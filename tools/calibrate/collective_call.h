@@ -6,6 +6,7 @@
 
 #include "comm/communicator.h"
 #include "mesh/device_mesh.h"
+#include "plan/group_extent.h"
 
 namespace dtensor::tools {
 
@@ -13,7 +14,7 @@ namespace dtensor::tools {
 struct Groups {
   DeviceMesh mesh;
   int64_t dim = 0;
-  bool crosses_nodes = false;
+  GroupExtent extent = {};
   const Group& group() const { return mesh.get_group(dim); }
 };
 
