@@ -48,6 +48,8 @@ struct CommView {
   const RankPieces& inputs;
   const RankPieces& outputs;  // of an all_reduce its inputs, whose shapes they have
   int64_t sequence = 0;       // number of the call in its group, from 1; 0: not counted (call_recorder.h)
+  // After a call that goes on: the number that CommListener::on_wait() gets, from 1. 0: the results are there.
+  uint64_t begun = 0;
 };
 
 // Where world ranks stand in a list of some of them.

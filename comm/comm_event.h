@@ -78,6 +78,9 @@ class CommListener {
   // In place of the on_call() after it, where there is none: a listener that was asked after this one threw, so that
   // nothing was sent, or the communication failed (seconds > 0).
   virtual void on_failed(const CommEvent& /*event*/, const CommView& /*view*/) noexcept {}
+  // A call that went on after on_call() has ended, as its results are needed: CommView::begun. Called on the thread
+  // that waited, once, if the listener is in its scope.
+  virtual void on_wait(uint64_t /*begun*/) {}
   // An operator has run.
   virtual void on_work(const WorkEvent& /*event*/) {}
   // An operator took an input from a cache. Called only if wants_reuse().

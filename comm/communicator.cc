@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <utility>
 
@@ -57,6 +58,17 @@ struct BegunRecord {
   bool is_awaited = false;
 };
 
+// Tells the listeners of the scope that waits first. Returns the number for them.
+uint64_t report_wait(std::shared_ptr<CommWork>& work) {
+  static std::atomic<uint64_t> last{0};
+  const uint64_t begun = ++last;
+  work = std::make_shared<CommWork>([begun, inner = std::move(work)] {
+    inner->wait();
+    for (CommListener* listener : current_scope().listeners) listener->on_wait(begun);
+  });
+  return begun;
+}
+
 template <typename Received, typename Run>
 auto reported(CallRecorder* recorder, CommView view, Received received, Run run) {
   const Listeners listeners;
@@ -106,6 +118,7 @@ auto reported(CallRecorder* recorder, CommView view, Received received, Run run)
   }();
   event.seconds = seconds();
   event.received_bytes = received();
+  if (view.call.work != nullptr && *view.call.work != nullptr) view.begun = report_wait(*view.call.work);
   for (size_t i = 0; i < listeners.size(); ++i) listeners[i].on_call(event, view, /*before=*/false);
   return result;
 }

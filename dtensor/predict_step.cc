@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "absl/container/flat_hash_map.h"
 #include "comm/comm_call.h"
 #include "comm/scope.h"
 #include "comm/work_event.h"
-#include "dtensor/analysis/group_level.h"
 #include "dtensor/analysis/step_sum.h"
 #include "mesh/memory_meter.h"
 #include "plan/cost_model.h"
@@ -20,6 +20,45 @@ namespace dtensor {
 using namespace internal;
 
 namespace {
+
+// When operators and collectives of a rank run: operators one after the other, and collectives at each level, too.
+class StepClock {
+ public:
+  // Both set begin and end of `span`.
+  void compute(double seconds, StepSpan& span) {
+    span.begin = now_;
+    span.end = now_ += seconds;
+  }
+  // `begun`: see CommView; 0: operators wait for it.
+  void communicate(bool between_nodes, double seconds, uint64_t begun, StepSpan& span) {
+    double& links = links_busy_until_[between_nodes ? 1 : 0];
+    span.begin = std::max(now_, links);
+    span.end = links = span.begin + seconds;
+    if (begun == 0) {
+      now_ = span.end;
+    } else {
+      is_overlapping_ = true;
+      ends_of_begun_.emplace(begun, span.end);
+    }
+  }
+  void wait(uint64_t begun) {
+    const auto found = ends_of_begun_.find(begun);
+    if (found == ends_of_begun_.end()) return;  // begun before the step
+    now_ = std::max(now_, found->second);
+    ends_of_begun_.erase(found);
+  }
+  // By how much the step is shorter than `seconds`, the sum of all that ran.
+  double overlapped(double seconds) const {
+    if (!is_overlapping_) return 0;
+    return std::max(seconds - std::max({now_, links_busy_until_[0], links_busy_until_[1]}), 0.);
+  }
+
+ private:
+  double now_ = 0;                                       // where the next operator begins
+  double links_busy_until_[2] = {0, 0};                  // within nodes, between nodes
+  absl::flat_hash_map<uint64_t, double> ends_of_begun_;  // of collectives that nothing has waited for
+  bool is_overlapping_ = false;
+};
 
 // Backward runs on threads of its own, one at a time.
 class StepListener final : public CommListener {
@@ -34,15 +73,23 @@ class StepListener final : public CommListener {
 
   void on_call(const CommEvent& event, const CommView& view, bool before) override {
     if (before) return;
-    PredictedCollectives row{event.collective, event.mesh_dims,
-                             view.call.group != nullptr && crosses_nodes(*view.call.group, cost_->ranks_per_node)};
-    row.seconds = cost_->collective(event.collective, event.group_size, row.between_nodes, event.bytes);
+    const GroupExtent group = extent_of(view);
+    PredictedCollectives row{event.collective, event.mesh_dims, group.crosses_nodes()};
+    row.seconds = cost_->collective(event.collective, group, event.bytes);
     const std::lock_guard lock(mutex_);
     PredictedCollectives& found = row_like(step_.communication, row);
     ++found.count;
     found.bytes += event.bytes;
     found.seconds += row.seconds;
-    add_span(StepSpan::Kind::kCollective, row.name(), event.cause.module_path, event.backward, row.seconds);
+    StepSpan span{StepSpan::Kind::kCollective, row.name(), event.cause.module_path, event.backward};
+    span.beside = view.begun != 0;
+    clock_.communicate(row.between_nodes, row.seconds, view.begun, span);
+    add_span(std::move(span));
+  }
+
+  void on_wait(uint64_t begun) override {
+    const std::lock_guard lock(mutex_);
+    clock_.wait(begun);
   }
 
   void on_work(const WorkEvent& event) override {
@@ -54,8 +101,10 @@ class StepListener final : public CommListener {
     step_.flops += event.flops;
     step_.memory_traffic += event.bytes;
     (product ? step_.product_seconds : step_.operator_seconds) += seconds;
-    add_span(product ? StepSpan::Kind::kProduct : StepSpan::Kind::kOperator, event.op, event.module_path,
-             event.backward, seconds);
+    StepSpan span{product ? StepSpan::Kind::kProduct : StepSpan::Kind::kOperator, event.op, event.module_path,
+                  event.backward};
+    clock_.compute(seconds, span);
+    add_span(std::move(span));
   }
 
   // False: no operator ran.
@@ -63,11 +112,20 @@ class StepListener final : public CommListener {
     const std::lock_guard lock(mutex_);
     step = std::move(step_);
     step.peak_bytes = std::max(peak_bytes_, meter_.peak_bytes());
+    step.overlapped_seconds = clock_.overlapped(step.seconds());
     absl::c_stable_sort(step.communication, [](const auto& a, const auto& b) { return a.seconds > b.seconds; });
     return ran_;
   }
 
  private:
+  // Where the groups of a call are; kept, as a step has many calls in few groups.
+  GroupExtent extent_of(const CommView& view) {
+    const Group* group = view.call.group;
+    const auto [known, is_new] = extents_.try_emplace(group);
+    if (is_new) known->second = group_extent(*group, cost_->ranks_per_node);
+    return known->second;
+  }
+
   // The measured time, if there is one. Else the start, and the longer of arithmetic and traffic; nothing for a view.
   // Products are measured for their arithmetic: a large matrix may take longer to read.
   double seconds_of(const WorkEvent& event) {
@@ -81,21 +139,21 @@ class StepListener final : public CommListener {
     return start + (event.flops > 0 ? std::max(cost_->products(event.flops, event.dtype), moving) : moving);
   }
 
-  void add_span(StepSpan::Kind kind, const std::string& name, const std::string& module_path, bool backward,
-                double seconds) {
+  void add_span(StepSpan span) {
     if (spans_ == nullptr) return;
-    const double begin = spans_->empty() ? 0 : spans_->back().end;
-    const int64_t most = meter_.peak_bytes();
+    span.peak_bytes = meter_.peak_bytes();
     meter_.reset_peak();
-    peak_bytes_ = std::max(peak_bytes_, most);
-    spans_->push_back({kind, name, module_path, backward, begin, begin + seconds, most});
+    peak_bytes_ = std::max(peak_bytes_, span.peak_bytes);
+    spans_->push_back(std::move(span));
   }
 
   const std::shared_ptr<const CostModel> cost_;
   MemoryMeter& meter_;
   std::vector<StepSpan>* const spans_;
+  absl::flat_hash_map<const Group*, GroupExtent> extents_;
   std::mutex mutex_;
-  StepPrediction step_;     // guarded by mutex_
+  StepClock clock_;         // guarded by mutex_
+  StepPrediction step_;     // likewise
   bool ran_ = false;        // likewise
   int64_t peak_bytes_ = 0;  // of the spans; likewise
 };

@@ -9,10 +9,12 @@
 // measured times takes that, a product at least its reads and writes. Without one a matrix product takes the longer of
 // its arithmetic, at the speed of its dtype, and its reads and writes; another operator its reads and writes, each
 // input once and each result once; both the time to start them besides, but views; a collective the time at the level
-// of its group, within a node or between nodes. Nothing overlaps, and of convolutions over sharded dims and of
-// attention around a ring only the arithmetic counts. The rank is the one with the largest parts. It is taken to run
-// every operator, so that a step of a pipeline, whose stages run on different ranks, has the time and the memory of all
-// stages one after the other: see PipelineSchedule::simulate().
+// of its group, within a node or between nodes. A collective whose results are not needed at once (async_op, prefetch,
+// overlap, OverlapCommunication, ContextParallel) goes on beside operators until they are, in abstract worlds and where
+// the world's backend works so; collectives at one level do not go on beside each other. Of convolutions over sharded
+// dims and of attention around a ring only the arithmetic counts. The rank is the one with the largest parts. It is
+// taken to run every operator, so that a step of a pipeline, whose stages run on different ranks, has the time and the
+// memory of all stages one after the other: see PipelineSchedule::simulate().
 #pragma once
 
 #include <functional>

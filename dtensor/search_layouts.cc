@@ -113,6 +113,7 @@ Json json_of(const LayoutCandidate& c) {
                    {"product_seconds", s.product_seconds},
                    {"operator_seconds", s.operator_seconds},
                    {"communication_seconds", s.communication_seconds()},
+                   {"overlapped_seconds", s.overlapped_seconds},
                    {"operators", s.operators},
                    {"start_seconds", s.start_seconds},
                    {"flops", s.flops},

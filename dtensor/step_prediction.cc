@@ -35,6 +35,7 @@ std::string StepPrediction::to_string() const {
     add(row.name(), absl::StrFormat("%s, x%d, %s, %s", seconds_text(row.seconds), row.count, bytes_text(row.bytes),
                                     row.between_nodes ? "between nodes" : "within a node"));
   }
+  if (overlapped_seconds > 0) add("overlapped", absl::StrCat("-", seconds_text(overlapped_seconds)));
   if (bubble_seconds > 0) add("bubble", seconds_text(bubble_seconds));
   add("memory", absl::StrCat(bytes_text(live_bytes), " before the step"));
   return text;

@@ -32,9 +32,12 @@ struct StepPrediction {
   int64_t operators = 0;                            // that are no views and whose time was not measured
   double start_seconds = 0;                         // to start those, part of product_seconds and operator_seconds
   double bubble_seconds = 0;                        // that a rank of a pipeline waits for the work of others
+  double overlapped_seconds = 0;  // of communication that goes on beside operators, or beside other communication
 
-  double communication_seconds() const;
-  double seconds() const { return product_seconds + operator_seconds + communication_seconds() + bubble_seconds; }
+  double communication_seconds() const;  // with what overlaps
+  double seconds() const {
+    return product_seconds + operator_seconds + communication_seconds() + bubble_seconds - overlapped_seconds;
+  }
   // A line for the whole and one for each term.
   std::string to_string() const;
 };

@@ -22,15 +22,16 @@ struct StepSpan {
   bool backward = false;
   double begin = 0, end = 0;  // seconds from the beginning of the step
   int64_t peak_bytes = 0;     // alive at most since the span before, as World::memory() counts
+  bool beside = false;        // a collective that goes on while the next spans run
 };
 
 struct StepTimeline {
   StepPrediction step;
-  std::vector<StepSpan> spans;  // in their order, one after the other; without views
+  std::vector<StepSpan> spans;  // in the order in which they begin; without views
 
   // Above, memory over time, with its peak and the operator at which it is; below, the spans, forward and the
-  // optimizer in one row, backward in another, in a colour for each kind, with name, module and time where the pointer
-  // is.
+  // optimizer in one row, backward in another, and collectives beside them in a third, in a colour for each kind, with
+  // name, module and time where the pointer is.
   std::string to_svg() const;
 };
 

@@ -19,7 +19,8 @@ namespace {
 std::map<std::string, double> terms_of(const StepPrediction& step) {
   std::map<std::string, double> terms = {{"matrix products", step.product_seconds},
                                          {"other operators", step.operator_seconds},
-                                         {"bubble", step.bubble_seconds}};
+                                         {"bubble", step.bubble_seconds},
+                                         {"overlapped", -step.overlapped_seconds}};
   for (const PredictedCollectives& c : step.communication) {
     terms[absl::StrCat(c.name(), c.between_nodes ? " between nodes" : "")] += c.seconds;
   }

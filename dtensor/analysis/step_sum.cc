@@ -31,6 +31,7 @@ void add_step(StepPrediction& sum, const StepPrediction& part, double times) {
   sum.operators = sum_of(sum.operators, part.operators, times);
   sum.start_seconds += times * part.start_seconds;
   sum.bubble_seconds += times * part.bubble_seconds;
+  sum.overlapped_seconds += times * part.overlapped_seconds;
   for (const PredictedCollectives& row : part.communication) {
     PredictedCollectives& found = row_like(sum.communication, row);
     found.count = sum_of(found.count, row.count, times);

@@ -142,7 +142,7 @@ TEST_CASE("predict_step: a group with ranks on two nodes is priced between nodes
   const StepPrediction p = predict_step([&] { redistribute(t + t, {Replicate()}); }, world);
   REQUIRE(p.communication.size() == 1);
   CHECK(p.communication[0].between_nodes);
-  CHECK(p.communication_seconds() == Approx(2 * 4000 * 7 / 8 / 1e9));
+  CHECK(p.communication_seconds() == Approx(2 * 4000 * 7 / 8 / 4e9));
   CHECK(p.operator_seconds == Approx(3 * 4000 / 2e11));
 }
 
@@ -163,7 +163,7 @@ TEST_CASE("predict_step: the level of a group is that of all its ranks, in any o
   const StepPrediction p = predict_step([&] { redistribute(t + t, {Replicate()}); }, world);
   REQUIRE(p.communication.size() == 1);
   CHECK(p.communication[0].between_nodes);
-  CHECK(p.communication_seconds() == Approx(2 * 4000 * 7 / 8 / 1e9));
+  CHECK(p.communication_seconds() == Approx(2 * 4000 * 7 / 8 / 4e9));
 }
 
 TEST_CASE("predict_step: lookups and updates of some rows count these rows, not the table", "[dtensor][predict_step]") {
