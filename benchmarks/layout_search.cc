@@ -26,11 +26,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "benchmarks/gates.h"
-#include "dtensor/activation_checkpoint.h"
-#include "dtensor/advise_module_layouts.h"
+#include "dtensor/predict_module_layouts.h"
 #include "dtensor/search_module_layouts.h"
 #include "examples/models/dlrm.h"
-#include "examples/models/llama.h"
+#include "examples/models/searched_llama.h"
 #include "examples/models/vision.h"
 #include "mesh/device_mesh.h"
 #include "plan/known_clusters.h"
@@ -63,35 +62,15 @@ struct SearchedModel {
   std::vector<int64_t> again = {0, 1};  // whether layers compute their activations again, in the order of the search
 };
 
-Tensor token_loss(const Tensor& scores, const Tensor& targets) {
-  return F::cross_entropy(scores.view({-1, scores.size(-1)}), targets.view({-1}));
-}
-
-// Layer by layer, each computed again in backward if the choice says so.
-Tensor through_layers(const ModelChoice& choice, size_t layers, Tensor x,
-                      const std::function<Tensor(size_t, const Tensor&)>& layer) {
-  for (size_t i = 0; i < layers; ++i) {
-    const auto run = [=](const Tensor& t) { return layer(i, t); };
-    x = choice.setting("checkpoint") == 1 ? dtensor::checkpoint(run, x) : run(x);
-  }
-  return x;
-}
-
 SearchedModel llama(const std::string& name, const examples::LlamaConfig& config, int64_t ranks, int64_t batch,
                     int64_t length, std::vector<int64_t> micro_batches) {
-  const auto make = [config](const ModelChoice& choice) -> ModelWithLoss {
-    examples::LlamaConfig chosen = config;
-    chosen.layers = choice.layers;
-    auto model = std::make_shared<examples::LlamaImpl>(chosen);
-    model->to(torch::kBFloat16);
-    return {model, [model, choice](const std::vector<Tensor>& in) {
-              const auto block = [model](size_t i, const Tensor& x) { return model->run_blocks(x, i, i + 1); };
-              const Tensor x = through_layers(choice, model->blocks->size(), model->tokens(in[0]), block);
-              return token_loss(model->head(model->norm(x)), in[1]);
-            }};
-  };
-  const Tensor ids = torch::empty({batch, length}, torch::device(at::kMeta).dtype(torch::kLong));
-  return {name, ranks, make, config.layers, std::move(micro_batches), {ids, ids}, 60};
+  return {name,
+          ranks,
+          examples::searched_llama(config),
+          config.layers,
+          std::move(micro_batches),
+          examples::token_ids(batch, length),
+          60};
 }
 
 // With pipelines, and the published layouts of `data` x 8 ranks in 16 stages, of one sequence a micro-batch.
@@ -100,8 +79,7 @@ SearchedModel llama_in_pipelines(const std::string& name, const examples::LlamaC
   constexpr int64_t kBatch = 2048, kLength = 8192, kStages = 16;
   SearchedModel model = llama(name, config, ranks, kBatch, kLength, {1, 8, kBatch / data});
   model.stages = {1, 8, kStages, 4 * kStages};  // interleaved 4 on each pipeline rank
-  model.between_layers =
-      torch::empty({kBatch, kLength, config.width}, torch::device(at::kMeta).dtype(torch::kBFloat16));
+  model.between_layers = examples::between_layers(config, kBatch, kLength);
   for (const int64_t again : {0, 1}) {
     for (const auto& groups : {std::vector<std::string>(), std::vector<std::string>{"blocks.*", ""}}) {
       ModuleLayouts layouts{{{"dp", data}, {"tp", 8}}, examples::llama_styles(/*sequence=*/true), groups, {}};
@@ -133,7 +111,7 @@ SearchedModel vit(const std::string& name, const examples::ViTConfig& config, in
               const auto block = [model](size_t i, const Tensor& x) {
                 return model->blocks[i]->as<examples::ViTBlock>()->forward(x);
               };
-              const Tensor x = through_layers(choice, model->blocks->size(), model->embedded(in[0]), block);
+              const Tensor x = examples::through_layers(choice, model->blocks->size(), model->embedded(in[0]), block);
               return F::cross_entropy(model->scores(x), in[1]);
             }};
   };
@@ -200,20 +178,14 @@ std::string text_of(const ModuleLayouts& layouts) {
 }
 
 // The search is not worse than each of the published layouts that fit.
-void compare_published(const SearchedModel& m, SearchModuleLayoutsOptions options, const ModuleLayouts& best,
+void compare_published(const SearchedModel& m, const SearchModuleLayoutsOptions& options, const ModuleLayouts& best,
                        Gates& gates) {
-  const int64_t max_bytes = std::exchange(options.max_bytes, std::numeric_limits<int64_t>::max());
   for (const ModuleLayouts& layouts : m.published) {
-    options.allows = [&](const DeviceMesh& mesh) { return mesh.size("tp") == layouts.mesh[1].second; };
-    options.settings = {{"checkpoint", {layouts.settings[0].second}}};
-    options.micro_batches = {layouts.micro_batches}, options.stages = {layouts.stages};
-    options.schedules = {layouts.schedule};
-    options.max_steps = 1, options.progress = nullptr;
-    const ModuleLayouts published = advise_module_layouts(m.make, m.inputs, layouts, options).now;
+    const ModuleLayouts published = predict_module_layouts(m.make, m.inputs, layouts, options);
     std::printf("published %s\n    found %s\n", text_of(published).c_str(), text_of(best).c_str());
     const std::string what = absl::StrCat("seconds a step, published by found: ", published.name());
     const double ratio = published.step.seconds() / best.step.seconds();
-    if (published.step.peak_bytes > max_bytes) {
+    if (published.step.peak_bytes > options.max_bytes) {
       gates.note({what + ", which does not fit"}, ratio);
     } else {
       gates.at_least(what, ratio, 1);

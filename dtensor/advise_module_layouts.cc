@@ -95,34 +95,6 @@ std::vector<std::optional<ParallelStyle>> styles_for(const ModuleClass& c) {
   return styles;
 }
 
-ModelArrangement arrangement_now(const ModuleLayouts& now, const SearchModuleLayoutsOptions& o,
-                                 const std::vector<at::Tensor>& inputs) {
-  const std::vector<std::string> dims = search_mesh_dims(o);
-  const bool named = absl::c_equal(now.mesh, dims, [](const auto& a, const auto& name) { return a.first == name; });
-  std::vector<int64_t> sizes;
-  for (const auto& [name, size] : now.mesh) sizes.push_back(size);
-  TORCH_CHECK_VALUE(now.experts == o.experts, "[advise_module_layouts] the layouts have the experts '",
-                    absl::StrJoin(now.experts, "', '"), "', and the options '", absl::StrJoin(o.experts, "', '"),
-                    "': give both the same patterns");
-  const std::string fault = pipeline_fault(now);
-  TORCH_CHECK_VALUE(fault.empty(), "[advise_module_layouts] of the layouts ", fault);
-  SearchModuleLayoutsOptions of_now = o;
-  of_now.micro_batches = {now.micro_batches}, of_now.stages = {now.stages}, of_now.schedules = {now.schedule};
-  of_now.stages_per_rank = now.stages_per_rank;
-  check_options(of_now, inputs);
-  const int64_t pipeline = std::max<int64_t>(now.stages / now.stages_per_rank, 1);  // ranks of it
-  const bool positive = absl::c_all_of(sizes, [](int64_t size) { return size >= 1; });
-  TORCH_CHECK_VALUE(named && positive && absl::c_accumulate(sizes, pipeline, std::multiplies<int64_t>()) == o.ranks,
-                    "[advise_module_layouts] the mesh of the layouts is '", numbers_text(now.mesh),
-                    "'; expected the mesh dims '", absl::StrJoin(dims, "' and '"), "', in this order, of ",
-                    o.ranks / pipeline, " ranks together");
-  TORCH_CHECK_VALUE(
-      absl::c_equal(now.settings, o.settings, [](const auto& a, const auto& b) { return a.first == b.first; }),
-      "[advise_module_layouts] the layouts have the settings '", numbers_text(now.settings),
-      "'; give one value for each of options.settings, in their order");
-  return {make_search_mesh(o, sizes), now.settings, now.micro_batches, schedule_of(now)};
-}
-
 // "dp=4 tp=2 stages=2 1F1B".
 std::string mesh_text(const NamedNumbers& mesh, int64_t stages, int64_t stages_per_rank, const std::string& schedule) {
   ModuleLayouts layouts;
@@ -196,7 +168,7 @@ void add_arrangements(Changes& changes, TriedModels& models, const TriedModel& t
   }
 }
 
-// Changes of one style, and fully_shard() or not. `now` has the styles `styles`.
+// Changes of one style, fully_shard() or not, and overlap or not. `now` has the styles `styles`.
 void add_layouts(Changes& changes, const TriedModel& tried, const ModuleLayouts& now,
                  const std::vector<StyledModules>& styles, LayoutTrials& trials) {
   for (size_t i = 0; i < styles.size(); ++i) {
@@ -216,6 +188,9 @@ void add_layouts(Changes& changes, const TriedModel& tried, const ModuleLayouts&
     changes.add(groups.empty() ? "no fully_shard()" : absl::StrCat("fully_shard(", patterns_text(groups), ")"),
                 trials.run(std::move(grouped)));
   }
+  ModuleLayouts overlapped = now;
+  overlapped.overlap = !now.overlap;
+  changes.add(now.overlap ? "no overlap" : "overlap", trials.run(std::move(overlapped)));
 }
 
 }  // namespace
@@ -242,7 +217,7 @@ LayoutAdvice advise_module_layouts(const MakeModel& make, const std::vector<at::
                                    const ModuleLayouts& now, const SearchModuleLayoutsOptions& options) {
   TORCH_CHECK_VALUE(make, "[advise_module_layouts] make is an empty function");
   check_options(options, inputs);
-  const ModelArrangement arrangement = arrangement_now(now, options, inputs);
+  const ModelArrangement arrangement = arrangement_of("advise_module_layouts", now, options, inputs);
   TriedModels models;
   const TriedModel& tried = tried_model(models, {make, inputs, options, now.settings});
   const std::vector<StyledModules> styles = styles_now(tried, now);

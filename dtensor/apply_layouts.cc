@@ -11,6 +11,7 @@
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/fully_shard.h"
+#include "dtensor/gradient_buckets.h"
 #include "dtensor/gradients/leaf_group.h"
 #include "dtensor/parallel/module_classes.h"
 #include "dtensor/parallel/path_patterns.h"
@@ -34,8 +35,27 @@ std::string ModuleLayouts::name() const {
   if (!schedule.empty()) absl::StrAppend(&text, " ", schedule);
   if (!settings.empty()) absl::StrAppend(&text, " ", numbers_text(settings));
   if (micro_batches != 1) absl::StrAppend(&text, " micro_batches=", micro_batches);
-  if (groups.empty()) return text;
-  return absl::StrCat(text, " fully_shard(", patterns_text(groups), ")");
+  if (!groups.empty()) absl::StrAppend(&text, " fully_shard(", patterns_text(groups), ")");
+  if (overlap) absl::StrAppend(&text, " overlap");
+  return text;
+}
+
+std::string internal::mesh_fault(const ModuleLayouts& layouts) {
+  const size_t dims = layouts.mesh.size(), for_sequences = layouts.context_dim.empty() ? 0 : 1;
+  const bool for_experts = dims == 3 + for_sequences;
+  if (dims != 2 + for_sequences && !for_experts) {
+    return absl::StrCat("'mesh' has ", dims, " dims; expected the data dim and the tensor dim, and between them one ",
+                        "for experts if there is any", for_sequences > 0 ? ", and 'context_dim'" : "");
+  }
+  if (for_sequences > 0 && layouts.mesh[dims - 2].first != layouts.context_dim) {
+    return absl::StrCat("'context_dim' is '", layouts.context_dim, "', and the mesh dim before the tensor dim '",
+                        layouts.mesh[dims - 2].first, "'; expected the same");
+  }
+  if (!layouts.experts.empty() && !for_experts) {
+    return absl::StrCat("'experts' has '", patterns_text(layouts.experts), "', and 'mesh' no dim for them after '",
+                        layouts.mesh.front().first, "'");
+  }
+  return "";
 }
 
 namespace {
@@ -91,13 +111,8 @@ ParallelPlan plan_of_experts(const std::vector<std::string>& patterns, const Mod
 }  // namespace
 
 void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const ModuleLayouts& layouts) {
-  TORCH_CHECK_VALUE(layouts.mesh.size() == 2 || layouts.mesh.size() == 3, "[apply_layouts] the layouts have ",
-                    layouts.mesh.size(),
-                    " mesh dims, not two: the data dim and the tensor dim, or three: one for "
-                    "experts between them");
-  TORCH_CHECK_VALUE(layouts.experts.empty() || layouts.mesh.size() == 3, "[apply_layouts] the layouts have experts, '",
-                    patterns_text(layouts.experts),
-                    "', and no mesh dim for them between the data dim and the tensor dim");
+  const std::string fault = mesh_fault(layouts);
+  TORCH_CHECK_VALUE(fault.empty(), "[apply_layouts] of the layouts ", fault);
   ModulesByPath modules;
   std::vector<std::string> paths;
   module.apply(
@@ -117,6 +132,11 @@ void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const Modu
   const std::string& data_dim = layouts.mesh.front().first;
   if (!experts.empty()) parallelize_module(module, mesh, of_experts, {.mesh_dim = layouts.mesh[1].first});
   parallelize_module(module, mesh, layouts.styles, {.mesh_dim = layouts.mesh.back().first});
+  if (layouts.overlap) {
+    GradientBucketOptions buckets = gradient_buckets(mesh.world());
+    buckets.overlap = true;
+    set_gradient_buckets(mesh.world(), buckets);
+  }
   if (groups.empty()) return;
   // A module comes before those around it, whose group gets what is left.
   std::vector<torch::nn::Module*> in_groups = experts;
@@ -127,7 +147,8 @@ void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const Modu
   });
   for (torch::nn::Module* m : in_groups) {
     if (!has_parameters_without_group(*m)) continue;
-    fully_shard(*m, mesh, {.mesh_dim = data_dim, .dim = absl::c_linear_search(experts, m) ? 1 : 0});
+    const int64_t dim = absl::c_linear_search(experts, m) ? 1 : 0;
+    fully_shard(*m, mesh, {.mesh_dim = data_dim, .prefetch = layouts.overlap, .dim = dim});
   }
 }
 

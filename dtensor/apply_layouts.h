@@ -1,5 +1,5 @@
-// Layouts of a whole model on a mesh with a data dim, a tensor dim, and perhaps one for experts, as
-// search_module_layouts() finds them or a program writes them.
+// Layouts of a whole model on a mesh with a data dim, a tensor dim, and perhaps one for experts and one for sequences,
+// as search_module_layouts() finds them or a program writes them.
 //
 //   ModuleLayouts layouts{{{"dp", 16}, {"tp", 4}}, ParallelPlan::load("plan.json"), {"layers.*", ""}};
 //   apply_layouts(*model, mesh, layouts);
@@ -34,10 +34,11 @@ struct LayoutMemory {
   std::string to_string() const;
 };
 
-// Layouts of a model with two mesh dims, or three.
+// Layouts of a model with two to four mesh dims.
 struct ModuleLayouts {
-  NamedNumbers mesh;    // {"dp", 16}, {"tp", 4}: the data dim, one for experts if there is any, the tensor dim
-  ParallelPlan styles;  // over the tensor dim; modules without one are replicated there
+  // {"dp", 16}, {"tp", 4}: the data dim, one for experts if there is any, context_dim if it has a name, the tensor dim.
+  NamedNumbers mesh;
+  ParallelPlan styles;              // over the tensor dim; modules without one are replicated there
   std::vector<std::string> groups;  // patterns of the modules that fully_shard() is called for; none: replicated
   StepPrediction step;              // predicted on a mesh of these sizes
   // Of the program whose step was predicted; apply_layouts() does not use them.
@@ -50,9 +51,15 @@ struct ModuleLayouts {
   // Patterns of modules whose own parameters, [number of experts, ...] each, are sharded by dim 0 over the mesh dim for
   // experts.
   std::vector<std::string> experts = {};
+  // Of the mesh dims, the one for sequences: the program shards its inputs by dim 1 over it, and where it has several
+  // ranks runs steps in a scope ContextParallel(context_dim). "": there is none. apply_layouts() does not use it.
+  std::string context_dim = "";
+  // Groups are gathered ahead (FullyShardOptions::prefetch), and gradients are reduced while backward goes on
+  // (GradientBucketOptions::overlap).
+  bool overlap = false;
   LayoutMemory memory = {};  // predicted, as `step`
 
-  // "dp=16 tp=4 stages=8 1F1B checkpoint=1 micro_batches=8 fully_shard(layers.*, the model)"
+  // "dp=16 tp=4 stages=8 1F1B checkpoint=1 micro_batches=8 fully_shard(layers.*, the model) overlap"
   std::string name() const;
   // As JSON: an object with a field for each member, and "predicted", which is for people: load() does not read it, and
   // `step` and `memory` of what it returns are empty. "mesh" must be there; a missing field has the value above.
@@ -66,16 +73,19 @@ struct ModuleLayouts {
 // Shards the weights of experts, then calls parallelize_module() with the styles over the tensor dim; `styles` must not
 // match modules of experts. Then calls fully_shard() over the data dim for each module that a pattern of `groups`
 // matches, once where it is at several paths, and, if there are groups, for each module of experts by dim 1: inner
-// modules first, and none whose parameters are all in groups already. The sizes of layouts.mesh do not count,
-// only the names. Errors (ValueError), before the module is changed: not two or three names; experts with two; a
-// pattern of `groups` or `experts` that matches nothing, or experts a module without parameters of its own. Those of
-// both functions.
+// modules first, and none whose parameters are all in groups already. With `overlap` it sets that option of the
+// gradient buckets of the mesh's world. The sizes of layouts.mesh do not count, only the names. Errors (ValueError),
+// before the module is changed: mesh dims that are not those which ModuleLayouts::mesh lists; experts without a mesh
+// dim for them; a pattern of `groups` or `experts` that matches nothing, or experts a module without parameters of its
+// own. Those of both functions.
 void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const ModuleLayouts& layouts);
 
 namespace internal {
 
 // What is wrong with stages, stages_per_rank, schedule and micro_batches; "": nothing.
 std::string pipeline_fault(const ModuleLayouts& layouts);
+// What is wrong with the number and order of the mesh dims; "": nothing.
+std::string mesh_fault(const ModuleLayouts& layouts);
 
 }  // namespace internal
 

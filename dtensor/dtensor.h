@@ -33,6 +33,7 @@
 #include "dtensor/overlap_communication.h"
 #include "dtensor/parallelize_module.h"
 #include "dtensor/pipeline.h"
+#include "dtensor/predict_module_layouts.h"
 #include "dtensor/predict_step.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/remembered_layouts.h"

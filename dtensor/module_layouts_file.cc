@@ -67,6 +67,8 @@ LayoutsJson members_of(const ModuleLayouts& layouts) {
           {"stages_per_rank", layouts.stages_per_rank},
           {"schedule", layouts.schedule},
           {"experts", layouts.experts},
+          {"context_dim", layouts.context_dim},
+          {"overlap", layouts.overlap},
           {"predicted", prediction_of(layouts)}};
 }
 
@@ -89,6 +91,11 @@ void set_field(ModuleLayouts& layouts, const std::string& key, const LayoutsJson
     layouts.schedule = text_of_json(value, key);
   } else if (key == "experts") {
     layouts.experts = texts_of(value, key);
+  } else if (key == "context_dim") {
+    layouts.context_dim = text_of_json(value, key);
+  } else if (key == "overlap") {
+    TORCH_CHECK_VALUE(value.is_boolean(), "'overlap' is ", value.dump(), "; expected true or false");
+    layouts.overlap = value.get<bool>();
   } else {
     TORCH_CHECK_VALUE(key == "format" || key == "version" || key == "predicted", "unknown field '", key, "'");
   }
@@ -98,12 +105,9 @@ void set_field(ModuleLayouts& layouts, const std::string& key, const LayoutsJson
 ModuleLayouts layouts_of_json(const LayoutsJson& json) {
   ModuleLayouts layouts;
   for (const auto& [key, value] : json.items()) set_field(layouts, key, value);
-  const size_t dims = layouts.mesh.size();
-  TORCH_CHECK_VALUE(dims == 2 || dims == 3, "'mesh' has ", dims,
-                    " dims; expected two, the data dim and the tensor dim, or three, one for experts between them");
-  TORCH_CHECK_VALUE(layouts.experts.empty() || dims == 3, "'experts' has patterns, and 'mesh' no dim for experts");
-  const std::string fault = pipeline_fault(layouts);
-  TORCH_CHECK_VALUE(fault.empty(), fault);
+  for (const std::string& fault : {mesh_fault(layouts), pipeline_fault(layouts)}) {
+    TORCH_CHECK_VALUE(fault.empty(), fault);
+  }
   return layouts;
 }
 

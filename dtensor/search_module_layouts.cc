@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -68,13 +69,21 @@ struct BestTrial {
   LayoutTrials* trials = nullptr;
 };
 
+// Null: none was run.
+const LayoutTrial* best_in(const LayoutTrials& trials) {
+  const LayoutTrial* best = nullptr;
+  for (const auto& [key, trial] : trials.done()) {
+    if (best == nullptr || is_better(trial, *best)) best = &trial;
+  }
+  return best;
+}
+
 // Of several that are equally good, the first. REQUIRES: one was run.
 BestTrial best_of(const AllTrials& all) {
   BestTrial best;
   for (const auto& trials : all) {
-    for (const auto& [key, trial] : trials->done()) {
-      if (best.trial == nullptr || is_better(trial, *best.trial)) best = {&trial, trials.get()};
-    }
+    const LayoutTrial* trial = best_in(*trials);
+    if (trial != nullptr && (best.trial == nullptr || is_better(*trial, *best.trial))) best = {trial, trials.get()};
   }
   return best;
 }
@@ -160,9 +169,10 @@ struct RunningSearch {
   TriedModels models = {};
   AllTrials all = {};
   std::vector<std::pair<double, const ModelArrangement*>> waiting =
-      {};                                                  // pipelines or experts: with lower bounds of the time
-  size_t next = 0;                                         // of these
+      {};           // pipelines, experts or sequences: with lower bounds of the time
+  size_t next = 0;  // of these
   double least = std::numeric_limits<double>::infinity();  // seconds of a choice that fits
+  std::set<const LayoutTrials*> improved = {};             // of `all`: in pairs of classes
   ModuleLayoutSearch result = {};
 
   void report() const {
@@ -173,31 +183,39 @@ struct RunningSearch {
   }
 };
 
-// Tries choices for one arrangement, with 1 / `parts` of the steps that are left. `start`: those to improve in one
-// class; null: all first choices.
-void search_arrangement(RunningSearch& search, LayoutTrials& trials, size_t classes, size_t parts,
-                        const ClassStyles* start) {
-  const int64_t before = search.result.steps;
-  // What an arrangement does not need is left to those after it.
-  const int64_t left = search.options.max_steps - before;
-  const int64_t share = std::min(left, std::max<int64_t>(left / static_cast<int64_t>(parts), 1));
+// Runs `tries` for one arrangement, which stops after `share` steps.
+template <typename Tries>
+void search_styles(RunningSearch& search, LayoutTrials& trials, size_t classes, int64_t share, const Tries& tries) {
+  const int64_t before = search.result.steps, own = trials.steps();
   const auto stop = [&] {
-    const bool enough = trials.steps() >= share;
+    const bool enough = trials.steps() - own >= share;
     if (enough) search.result.complete = false;
     return enough;
   };
   const auto ran = [&](const LayoutTrial& trial) {
     if (trial.fits) search.least = std::min(search.least, trial.layouts.step.seconds());
-    search.result.steps = before + trials.steps();
+    search.result.steps = before + trials.steps() - own;
     search.report();
   };
-  StyleSearch of_styles(trials, classes, stop, ran);
-  if (start == nullptr) {
-    of_styles.search();
-  } else {
-    of_styles.improve(*start);
-  }
-  search.result.steps = before + trials.steps();
+  StyleSearch styles(trials, classes, stop, ran);
+  tries(styles);
+  search.result.steps = before + trials.steps() - own;
+}
+
+// Tries choices for one arrangement, with 1 / `parts` of the steps that are left. `start`: those to improve in one
+// class; null: all first choices.
+void search_arrangement(RunningSearch& search, LayoutTrials& trials, size_t classes, size_t parts,
+                        const ClassStyles* start) {
+  // What an arrangement does not need is left to those after it.
+  const int64_t left = search.options.max_steps - search.result.steps;
+  const int64_t share = std::min(left, std::max<int64_t>(left / static_cast<int64_t>(parts), 1));
+  search_styles(search, trials, classes, share, [&](StyleSearch& styles) {
+    if (start == nullptr) {
+      styles.search();
+    } else {
+      styles.improve(*start);
+    }
+  });
 }
 
 // Tries choices for all arrangements, each by itself.
@@ -216,13 +234,13 @@ void put_in_order(RunningSearch& search, const std::vector<ModelArrangement>& ar
   absl::c_stable_sort(search.waiting, [](const auto& a, const auto& b) { return a.first < b.first; });
 }
 
-// Of the choices that fit, with a tensor dim larger than 1; null: none does.
-const LayoutTrial* best_with_styles(const AllTrials& all) {
+// Of the choices that fit, with a tensor dim larger than 1, in a pipeline or not; null: none does.
+const LayoutTrial* best_with_styles(const AllTrials& all, bool pipeline) {
   const LayoutTrial* best = nullptr;
   for (const auto& trials : all) {
     for (const auto& [key, trial] : trials->done()) {
-      const bool counts = trial.fits && trial.layouts.mesh.back().second > 1;
-      if (counts && (best == nullptr || is_better(trial, *best))) best = &trial;
+      const bool alike = trial.layouts.mesh.back().second > 1 && (trial.layouts.stages > 1) == pipeline;
+      if (trial.fits && alike && (best == nullptr || is_better(trial, *best))) best = &trial;
     }
   }
   return best;
@@ -234,11 +252,14 @@ void search_waiting(RunningSearch& search) {
   for (; search.next < search.waiting.size(); ++search.next) {
     const auto& [bound, arrangement] = search.waiting[search.next];
     if (bound > search.least) return;
-    const LayoutTrial* best = best_with_styles(search.all);
-    const auto has_styles = [&](const ModelArrangement& a) { return a.mesh.size(search.options.tensor_dim) > 1; };
+    const bool pipeline = arrangement->schedule.has_value();
+    const LayoutTrial* best = best_with_styles(search.all, pipeline);
+    const auto is_alike = [&](const ModelArrangement& a) {
+      return a.mesh.size(search.options.tensor_dim) > 1 && a.schedule.has_value() == pipeline;
+    };
     const auto before = search.waiting.begin() + static_cast<ptrdiff_t>(search.next);
-    const bool first = has_styles(*arrangement) && std::none_of(search.waiting.begin(), before,
-                                                                [&](const auto& w) { return has_styles(*w.second); });
+    const bool first = is_alike(*arrangement) &&
+                       std::none_of(search.waiting.begin(), before, [&](const auto& w) { return is_alike(*w.second); });
     const TriedModel& model = search.model(*arrangement);
     LayoutTrials& trials = *search.all.emplace_back(std::make_unique<LayoutTrials>(model, *arrangement));
     const size_t classes = model.classes.classes.size(), left = search.waiting.size() - search.next;
@@ -246,6 +267,25 @@ void search_waiting(RunningSearch& search) {
     search_arrangement(search, trials, classes, first ? std::min<size_t>(left, 2) : left,
                        same ? &best->styles : nullptr);
   }
+}
+
+// Improves the best choice of an arrangement in two classes at a time: that of the best one, and while none fits, those
+// of all others, one after the other. False: there is nothing left to improve.
+bool improve_pairs(RunningSearch& search, const BestTrial& best) {
+  LayoutTrials* next = nullptr;
+  const auto is_new = [&](LayoutTrials* trials) { return !search.improved.contains(trials); };
+  if (is_new(best.trials)) {
+    next = best.trials;
+  } else if (!best.trial->fits) {
+    const auto found = absl::c_find_if(search.all, [&](const auto& t) { return is_new(t.get()) && best_in(*t); });
+    if (found != search.all.end()) next = found->get();
+  }
+  if (next == nullptr) return false;
+  search.improved.insert(next);
+  const ClassStyles styles = best_in(*next)->styles;
+  search_styles(search, *next, styles.classes.size(), search.options.max_steps - search.result.steps,
+                [&](StyleSearch& s) { s.improve_pairs(styles); });
+  return true;
 }
 
 }  // namespace
@@ -259,7 +299,7 @@ ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vecto
   ModuleLayoutSearch& result = search.result;
   result.complete = true;
   const bool pipelines = absl::c_any_of(arrangements, [](const auto& a) { return a.schedule.has_value(); });
-  if (pipelines || !options.expert_sizes.empty()) {
+  if (pipelines || !options.expert_sizes.empty() || !options.context_sizes.empty()) {
     put_in_order(search, arrangements, pipelines);
   } else {
     search_each(search, arrangements);
@@ -268,6 +308,7 @@ ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vecto
   for (bool settled = false; !settled;) {
     search_waiting(search);
     best = best_of(search.all);
+    if (improve_pairs(search, best)) continue;
     check_best(*best.trial, options.max_bytes);
     const int64_t steps = best.trials->steps();
     const bool checked = best.trial->whole.has_value();

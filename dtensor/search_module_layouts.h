@@ -18,20 +18,21 @@
 // Linear layers, convolutions and tables are replicated, ColwiseParallel or RowwiseParallel; other modules with
 // parameters are replicated or SequenceParallel. Activations between them are whole or sharded by dim 1, everywhere
 // alike. All repeated layers and the rest are groups of fully_shard(), or none is. Every choice is improved in one
-// class, then in two of classes that are near each other, until neither helps, from at most six first choices for each
-// mesh: not proven best, and the same at every call.
+// class until that does not help, from at most six first choices for each mesh, and the best of all in two classes that
+// are near each other: not proven best, and the same at every call.
 //
 // With options.stages, pipelines are tried, too: the step of one pipeline rank, with the bubble of the schedule. That
 // rank has the layers of the slowest stage and all that is outside the repeated layers, so that the time is an upper
 // estimate, and not less than what the pipeline needs where tables and head are on one of the stages. Gradients are
 // reduced once a step. Then the mesh, schedule and micro-batches with the smallest lower bound of the time come first,
 // and those whose bound is above the best time so far are left out, unless that does not fit on all layers. Once a
-// choice with a tensor dim larger than 1 fits, the others start with the best such styles and are improved in one
-// class.
+// choice with a tensor dim larger than 1 fits, in a pipeline or without, the others of its kind start with the best
+// such styles and are improved in one class.
 //
-// With options.expert_sizes, meshes have a dim for experts, too, which the model gives to moe_dispatch(). Then,
-// too, the other choices start with the best styles; without pipelines they come in the order of the meshes, settings
-// and micro-batches, so that the settings that are likely the best should be first in their lists.
+// With options.expert_sizes, meshes have a dim for experts, too, which the model gives to moe_dispatch(), and with
+// options.context_sizes one for sequences. Then, too, the other choices start with the best styles; without pipelines
+// they come in the order of the meshes, settings and micro-batches, so that the settings that are likely the best
+// should be first in their lists.
 #pragma once
 
 #include <ATen/core/Tensor.h>

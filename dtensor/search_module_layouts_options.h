@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "dtensor/context_parallel.h"
 #include "dtensor/layout_settings.h"
 #include "mesh/device_mesh.h"
 #include "plan/cost_model.h"
@@ -57,6 +58,12 @@ struct SearchModuleLayoutsOptions {
   // sharded by dim 0 over the expert dim, by dim 1 over the data dim where the choice has groups of fully_shard(), and
   // have no style.
   std::vector<std::string> experts = {};
+  // Sizes of a further mesh dim to try, before the tensor dim, for sequences: inputs with two dims or more are sharded
+  // over it by dim 1, and where it has several ranks a step runs in a scope ContextParallel(context_dim,
+  // context_options), as the program then does. Empty: there is no such dim.
+  std::vector<int64_t> context_sizes = {};
+  std::string context_dim = "cp";
+  ContextParallelOptions context_options = {};
   // False: the mesh, in a pipeline that of a pipeline rank, is not tried, as tensor parallelism beyond a node. Unset:
   // all are.
   std::function<bool(const DeviceMesh& mesh)> allows = nullptr;
@@ -83,10 +90,13 @@ struct SearchModuleLayoutsOptions {
   // Unset: a step is forward and backward; what optimizers hold counts only with one.
   std::function<std::shared_ptr<torch::optim::Optimizer>(std::vector<at::Tensor> parameters)> optimizer = nullptr;
   int64_t max_bytes = std::numeric_limits<int64_t>::max();  // of a rank
+  // Groups of fully_shard() are gathered ahead, and gradients are reduced while backward goes on:
+  // ModuleLayouts::overlap.
+  bool overlap = false;
   // Choices that are run at most, in equal shares for the meshes, settings and numbers of micro-batches, but at least
-  // one for each as long as there are any; with pipelines the first one with a tensor dim larger than 1 may take half
-  // of them. Besides, each choice that is the best takes one on all layers, until one fits, and each class of it may
-  // take one.
+  // one for each as long as there are any, and what is left for pairs of classes of the best; with pipelines, experts
+  // or sequences the first one with a tensor dim larger than 1, and the first such pipeline, may take half of them.
+  // Besides, each choice that is the best takes one on all layers, until one fits, and each class of it may take one.
   int64_t max_steps = 5000;
   std::optional<CostModel> cost_model = std::nullopt;  // unset: that of a new abstract world
   c10::DeviceType device_type = c10::DeviceType::CPU;  // of the tensors

@@ -52,12 +52,23 @@ void check_classes(const ModuleClasses& whole, const ModuleClasses& fewer, int64
                     ": leave `layers` unset, so that all choices are tried on the whole");
 }
 
+// Error (ValueError): the patterns of experts match some modules of the class.
+bool is_of_experts(const ModuleClass& c, const SearchModuleLayoutsOptions& o) {
+  const auto matches = [&](const std::string& path) {
+    return absl::c_any_of(o.experts, [&](const auto& pattern) { return pattern_matches(pattern, path); });
+  };
+  const bool first = matches(c.paths.front());
+  const auto other = absl::c_find_if(c.paths, [&](const auto& path) { return matches(path) != first; });
+  TORCH_CHECK_VALUE(other == c.paths.end(), "[search_module_layouts] experts match '", first ? c.paths.front() : *other,
+                    "' and not '", first ? *other : c.paths.front(),
+                    "', which is at the same place of repeated layers: give patterns for both or for none");
+  return first;
+}
+
 // Without those of experts, which have no style.
 ModuleClasses classes_with_styles(torch::nn::Module& model, const SearchModuleLayoutsOptions& o) {
   ModuleClasses classes = module_classes(model);
-  std::erase_if(classes.classes, [&](const ModuleClass& c) {
-    return absl::c_any_of(o.experts, [&](const auto& pattern) { return pattern_matches(pattern, c.paths.front()); });
-  });
+  std::erase_if(classes.classes, [&](const ModuleClass& c) { return is_of_experts(c, o); });
   return classes;
 }
 
@@ -68,7 +79,8 @@ auto order_of(const LayoutTrial& t) {
 
 std::string key_of(const ModuleLayouts& layouts) {
   return absl::StrCat(layouts.groups.size(), " ", absl::StrJoin(layouts.groups, " "), "\n",
-                      absl::StrJoin(layouts.experts, " "), "\n", layouts.styles.to_string());
+                      absl::StrJoin(layouts.experts, " "), layouts.overlap ? "\noverlap\n" : "\n",
+                      layouts.styles.to_string());
 }
 
 }  // namespace
@@ -86,17 +98,25 @@ void run_on_one_rank(TriedModel& tried) {
   const ModelArrangement one{make_one_rank_mesh(o)};
   const MeshScope on_mesh(one.mesh);
   ModuleLayouts none;
-  none.mesh = mesh_sizes(one.mesh), none.experts = o.experts;
+  none.mesh = mesh_sizes(one.mesh), none.experts = o.experts, none.context_dim = context_dim_of(o);
   const ModelWithLoss whole = make_model(tried, o.layers);
   tried.classes = classes_with_styles(*whole.model, o);
   TORCH_CHECK_VALUE(!whole.model->parameters().empty(), "[search_module_layouts] the model, a ", whole.model->name(),
                     ", has no parameters, so that there are no layouts to choose");
-  for (const int64_t layers : layers_of_all_trials(o)) {
+  const auto run = [&](int64_t layers) {
     TrialStep step(tried, one, none, layers);
     if (layers != 1) check_classes(tried.classes, classes_with_styles(step.model(), o), layers);
     const StepPrediction of = predict_step([&] { step.run_micro_batch(); }, one.mesh.world());
     tried.product_seconds[layers] = of.product_seconds - of.start_seconds;
     for (const at::Tensor& p : step.model().parameters()) tried.has_gradient[layers].push_back(p.grad().defined());
+  };
+  for (const int64_t layers : layers_of_all_trials(o)) {
+    try {
+      run(layers);
+    } catch (c10::Error& e) {
+      if (layers != o.layers) e.add_context(absl::StrCat("in the model that make() makes for `layers` of ", layers));
+      throw;
+    }
   }
 }
 
@@ -117,7 +137,7 @@ bool is_better(const LayoutTrial& a, const LayoutTrial& b) { return order_of(a) 
 ModuleLayouts LayoutTrials::layouts_of(const ClassStyles& styles) const {
   const SearchModuleLayoutsOptions& o = tried_.options;
   ModuleLayouts layouts;
-  layouts.experts = o.experts;
+  layouts.experts = o.experts, layouts.context_dim = context_dim_of(o), layouts.overlap = o.overlap;
   if (styles.groups && arrangement_.mesh.size(o.data_dim) > 1) layouts.groups = tried_.classes.groups;
   if (arrangement_.mesh.size(o.tensor_dim) == 1) return layouts;  // all styles are alike
   for (size_t c = 0; c < styles.classes.size(); ++c) {

@@ -3,9 +3,11 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 #include "absl/algorithm/container.h"
+#include "absl/strings/str_join.h"
 #include "dtensor/analysis/check_settings.h"
 #include "dtensor/analysis/mesh_shapes.h"
 #include "mesh/world.h"
@@ -27,6 +29,15 @@ int64_t batch_of(const std::vector<at::Tensor>& inputs) {
     if (t.dim() > 0) rows = std::min(rows, t.size(0));
   }
   return rows;
+}
+
+// Of dim 1 of all inputs that have it; the most that there can be, if none has.
+int64_t length_of(const std::vector<at::Tensor>& inputs) {
+  int64_t length = std::numeric_limits<int64_t>::max();
+  for (const at::Tensor& t : inputs) {
+    if (t.dim() > 1) length = std::min(length, t.size(1));
+  }
+  return length;
 }
 
 bool tries_pipelines(const SearchModuleLayoutsOptions& o) {
@@ -76,14 +87,22 @@ void check_pipelines(const SearchModuleLayoutsOptions& o) {
   }
 }
 
-void check_experts(const SearchModuleLayoutsOptions& o) {
+void check_sizes(const SearchModuleLayoutsOptions& o, const char* option, const std::vector<int64_t>& sizes) {
+  for (const int64_t size : sizes) {
+    TORCH_CHECK_VALUE(size >= 1 && o.ranks % size == 0, "[search_module_layouts] ", option, " has ", size,
+                      ", which does not divide ", o.ranks, " ranks");
+  }
+}
+
+void check_inner_dims(const SearchModuleLayoutsOptions& o, const std::vector<at::Tensor>& inputs) {
   TORCH_CHECK_VALUE(o.experts.empty() || !o.expert_sizes.empty(),
                     "[search_module_layouts] there are patterns of experts "
                     "and no expert_sizes to try; {1, 2, 4} has");
-  for (const int64_t size : o.expert_sizes) {
-    TORCH_CHECK_VALUE(size >= 1 && o.ranks % size == 0, "[search_module_layouts] expert_sizes has ", size,
-                      ", which does not divide ", o.ranks, " ranks");
-  }
+  check_sizes(o, "expert_sizes", o.expert_sizes);
+  check_sizes(o, "context_sizes", o.context_sizes);
+  const bool has_lengths = absl::c_any_of(inputs, [](const at::Tensor& t) { return t.dim() > 1; });
+  TORCH_CHECK_VALUE(o.context_sizes.empty() || has_lengths, "[search_module_layouts] context_sizes shards inputs by ",
+                    "dim 1, and none of the ", inputs.size(), " inputs has two dims");
 }
 
 // Of micro-batches of the tensors.
@@ -136,7 +155,7 @@ void check_options(const SearchModuleLayoutsOptions& o, const std::vector<at::Te
   TORCH_CHECK_VALUE(o.max_steps >= 1, "[search_module_layouts] max_steps is ", o.max_steps, "; it must be at least 1");
   TORCH_CHECK_VALUE(o.layers >= 0, "[search_module_layouts] layers is ", o.layers, "; it must not be negative");
   check_settings("search_module_layouts", search_mesh_dims(o), o.settings);
-  check_experts(o);
+  check_inner_dims(o, inputs);
   check_micro_batches(o, inputs);
   check_pipelines(o);
   if (tries_pipelines(o)) check_micro_batches(o, {o.between_layers});
@@ -149,9 +168,14 @@ std::optional<PipelineSchedule> schedule_of(const ModuleLayouts& layouts) {
 }
 
 std::vector<std::string> search_mesh_dims(const SearchModuleLayoutsOptions& o) {
-  if (o.expert_sizes.empty()) return {o.data_dim, o.tensor_dim};
-  return {o.data_dim, o.expert_dim, o.tensor_dim};
+  std::vector<std::string> dims = {o.data_dim};
+  if (!o.expert_sizes.empty()) dims.push_back(o.expert_dim);
+  if (!o.context_sizes.empty()) dims.push_back(o.context_dim);
+  dims.push_back(o.tensor_dim);
+  return dims;
 }
+
+std::string context_dim_of(const SearchModuleLayoutsOptions& o) { return o.context_sizes.empty() ? "" : o.context_dim; }
 
 DeviceMesh make_search_mesh(const SearchModuleLayoutsOptions& o, const std::vector<int64_t>& sizes) {
   int64_t ranks = 1;
@@ -165,15 +189,25 @@ DeviceMesh make_one_rank_mesh(const SearchModuleLayoutsOptions& o) {
   return make_search_mesh(o, std::vector<int64_t>(search_mesh_dims(o).size(), 1));
 }
 
-int64_t ranks_of_rows(const DeviceMesh& mesh) { return mesh.size() / mesh.size(mesh.ndim() - 1); }
+int64_t context_size(const SearchModuleLayoutsOptions& o, const DeviceMesh& mesh) {
+  return o.context_sizes.empty() ? 1 : mesh.size(o.context_dim);
+}
+
+int64_t ranks_of_rows(const SearchModuleLayoutsOptions& o, const DeviceMesh& mesh) {
+  return mesh.size() / mesh.size(o.tensor_dim) / context_size(o, mesh);
+}
 
 namespace {
 
 // Of the meshes to try, of so many ranks.
 std::vector<std::vector<int64_t>> shapes_of(const SearchModuleLayoutsOptions& o, int64_t ranks) {
-  std::vector<std::vector<int64_t>> shapes = mesh_shapes(ranks, search_mesh_dims(o).size());
-  if (o.expert_sizes.empty()) return shapes;
-  std::erase_if(shapes, [&](const auto& shape) { return !absl::c_linear_search(o.expert_sizes, shape[1]); });
+  const std::vector<std::string> dims = search_mesh_dims(o);
+  std::vector<std::vector<int64_t>> shapes = mesh_shapes(ranks, dims.size());
+  const auto keep = [&](const std::vector<int64_t>& sizes, size_t dim) {
+    std::erase_if(shapes, [&](const auto& shape) { return !absl::c_linear_search(sizes, shape[dim]); });
+  };
+  if (!o.expert_sizes.empty()) keep(o.expert_sizes, 1);
+  if (!o.context_sizes.empty()) keep(o.context_sizes, dims.size() - 2);
   return shapes;
 }
 
@@ -181,7 +215,7 @@ std::vector<std::vector<int64_t>> shapes_of(const SearchModuleLayoutsOptions& o,
 
 std::vector<ModelArrangement> model_arrangements(const SearchModuleLayoutsOptions& o,
                                                  const std::vector<at::Tensor>& inputs) {
-  const int64_t batch = batch_of(inputs);
+  const int64_t batch = batch_of(inputs), length = length_of(inputs);
   std::vector<ModelArrangement> all;
   bool allowed = false;
   for (const std::optional<PipelineSchedule>& pipeline : pipelines_of(o)) {
@@ -189,9 +223,10 @@ std::vector<ModelArrangement> model_arrangements(const SearchModuleLayoutsOption
       const DeviceMesh mesh = make_search_mesh(o, shape);
       if (o.allows && !o.allows(mesh)) continue;
       allowed = true;
+      if (context_size(o, mesh) > length) continue;  // ranks without columns
       for (int64_t n = 0; n < num_combinations(o.settings); ++n) {
         for (const int64_t count : o.micro_batches) {
-          if (ranks_of_rows(mesh) > batch / count) continue;  // ranks without rows
+          if (ranks_of_rows(o, mesh) > batch / count) continue;  // ranks without rows
           std::optional<PipelineSchedule> schedule = pipeline;
           if (!set_micro_batches(schedule, count)) continue;
           all.push_back({make_search_mesh(o, shape), combination(o.settings, n), count, schedule});
@@ -199,13 +234,47 @@ std::vector<ModelArrangement> model_arrangements(const SearchModuleLayoutsOption
       }
     }
   }
-  TORCH_CHECK_VALUE(allowed, "[search_module_layouts] `allows` allows no mesh of ", o.ranks, " ranks",
-                    o.expert_sizes.empty() ? "" : " with a size of expert_sizes");
+  TORCH_CHECK_VALUE(allowed, "[search_module_layouts] ", o.allows ? "`allows` allows no mesh" : "there is no mesh",
+                    " of ", o.ranks, " ranks", o.expert_sizes.empty() ? "" : " with a size of expert_sizes",
+                    o.context_sizes.empty() ? "" : " with a size of context_sizes");
   TORCH_CHECK_VALUE(!all.empty(), "[search_module_layouts] on each mesh that is allowed the data dim '", o.data_dim,
                     o.expert_sizes.empty() ? "'" : "' times '" + o.expert_dim + "'",
                     " is larger than a micro-batch of the ", batch, " rows of the inputs",
+                    o.context_sizes.empty() ? "" : ", or '" + o.context_dim + "' than dim 1 of an input",
                     tries_pipelines(o) ? ", or no number of micro-batches is a multiple of the pipeline ranks" : "");
   return all;
+}
+
+ModelArrangement arrangement_of(const char* function, const ModuleLayouts& layouts, const SearchModuleLayoutsOptions& o,
+                                const std::vector<at::Tensor>& inputs) {
+  const std::vector<std::string> dims = search_mesh_dims(o);
+  const bool named = absl::c_equal(layouts.mesh, dims, [](const auto& a, const auto& name) { return a.first == name; });
+  std::vector<int64_t> sizes;
+  for (const auto& [name, size] : layouts.mesh) sizes.push_back(size);
+  TORCH_CHECK_VALUE(layouts.experts == o.experts, "[", function, "] the layouts have the experts '",
+                    absl::StrJoin(layouts.experts, "', '"), "', and the options '", absl::StrJoin(o.experts, "', '"),
+                    "': give both the same patterns");
+  TORCH_CHECK_VALUE(layouts.context_dim == context_dim_of(o), "[", function, "] the layouts have the context_dim '",
+                    layouts.context_dim, "', and the options '", context_dim_of(o), "'",
+                    o.context_sizes.empty() ? ", as context_sizes is empty" : "", ": give both the same");
+  const std::string fault = pipeline_fault(layouts);
+  TORCH_CHECK_VALUE(fault.empty(), "[", function, "] of the layouts ", fault);
+  SearchModuleLayoutsOptions of_layouts = o;
+  of_layouts.micro_batches = {layouts.micro_batches}, of_layouts.stages = {layouts.stages},
+  of_layouts.schedules = {layouts.schedule};
+  of_layouts.stages_per_rank = layouts.stages_per_rank;
+  check_options(of_layouts, inputs);
+  const int64_t pipeline = std::max<int64_t>(layouts.stages / layouts.stages_per_rank, 1);  // ranks of it
+  const bool positive = absl::c_all_of(sizes, [](int64_t size) { return size >= 1; });
+  TORCH_CHECK_VALUE(named && positive && absl::c_accumulate(sizes, pipeline, std::multiplies<int64_t>()) == o.ranks,
+                    "[", function, "] the mesh of the layouts is '", numbers_text(layouts.mesh),
+                    "'; expected the mesh dims '", absl::StrJoin(dims, "' and '"), "', in this order, of ",
+                    o.ranks / pipeline, " ranks together");
+  TORCH_CHECK_VALUE(
+      absl::c_equal(layouts.settings, o.settings, [](const auto& a, const auto& b) { return a.first == b.first; }), "[",
+      function, "] the layouts have the settings '", numbers_text(layouts.settings),
+      "'; give one value for each of options.settings, in their order");
+  return {make_search_mesh(o, sizes), layouts.settings, layouts.micro_batches, schedule_of(layouts)};
 }
 
 }  // namespace internal

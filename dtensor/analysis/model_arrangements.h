@@ -17,8 +17,8 @@
 namespace dtensor::internal {
 
 struct ModelArrangement {
-  // The data dim, that of experts if the options have one, and the tensor dim, of an abstract world of its own with the
-  // options' cost model; of one pipeline rank.
+  // The data dim, those of experts and of sequences if the options have them, and the tensor dim, of an abstract world
+  // of its own with the options' cost model; of one pipeline rank.
   DeviceMesh mesh;
   NamedNumbers settings = {};
   int64_t micro_batches = 1;
@@ -36,13 +36,22 @@ NamedNumbers mesh_sizes(const DeviceMesh& mesh);
 void check_options(const SearchModuleLayoutsOptions& options, const std::vector<at::Tensor>& inputs);
 // The names of the mesh dims.
 std::vector<std::string> search_mesh_dims(const SearchModuleLayoutsOptions& options);
+// ModuleLayouts::context_dim of what the search tries.
+std::string context_dim_of(const SearchModuleLayoutsOptions& options);
 // Of an abstract world of its own with the options' cost model. `sizes`: one for each of these dims.
 DeviceMesh make_search_mesh(const SearchModuleLayoutsOptions& options, const std::vector<int64_t>& sizes);
 DeviceMesh make_one_rank_mesh(const SearchModuleLayoutsOptions& options);
-// How many ranks of the mesh have different rows of the inputs: all but those along the tensor dim.
-int64_t ranks_of_rows(const DeviceMesh& mesh);
+// Of the mesh dim for sequences; 1: the options have none.
+int64_t context_size(const SearchModuleLayoutsOptions& options, const DeviceMesh& mesh);
+// How many ranks of the mesh have different rows of the inputs: all but those along the tensor dim and the one for
+// sequences.
+int64_t ranks_of_rows(const SearchModuleLayoutsOptions& options, const DeviceMesh& mesh);
 // That of the layouts; nullopt: they have no pipeline. REQUIRES: check_options() of options with these alone.
 std::optional<PipelineSchedule> schedule_of(const ModuleLayouts& layouts);
+// That of the layouts, on the options' ranks. Error (ValueError): options as of search_module_layouts(); layouts that
+// are not of these ranks, mesh dims, settings and experts. `function`: for the text.
+ModelArrangement arrangement_of(const char* function, const ModuleLayouts& layouts,
+                                const SearchModuleLayoutsOptions& options, const std::vector<at::Tensor>& inputs);
 // All that the options allow. REQUIRES: check_options(). Error (ValueError): none.
 std::vector<ModelArrangement> model_arrangements(const SearchModuleLayoutsOptions& options,
                                                  const std::vector<at::Tensor>& inputs);

@@ -29,14 +29,16 @@ StageTransfer stage_transfer(const SearchModuleLayoutsOptions& o, const ModelArr
   });
   const at::Tensor& whole = o.between_layers;
   std::vector<int64_t> sizes = whole.sizes().vec();
-  sizes[0] = largest_part(sizes[0] / arrangement.micro_batches, ranks_of_rows(arrangement.mesh));
+  sizes[0] = largest_part(sizes[0] / arrangement.micro_batches, ranks_of_rows(o, arrangement.mesh));
+  if (sizes.size() > 1) sizes[1] = largest_part(sizes[1], context_size(o, arrangement.mesh));
   if (sharded && sizes.size() > 1) sizes[1] = largest_part(sizes[1], arrangement.mesh.size(o.tensor_dim));
   StageTransfer transfer;
   transfer.bytes = static_cast<int64_t>(whole.element_size());
   for (const int64_t size : sizes) transfer.bytes *= size;
   const auto cost = cost_model(arrangement.mesh.world());
   transfer.between_nodes = o.ranks > cost->ranks_per_node;
-  transfer.seconds = cost->collective(Collective::kPermute, 2, transfer.between_nodes, transfer.bytes);
+  transfer.seconds =
+      cost->collective(Collective::kPermute, GroupExtent::of_links(2, transfer.between_nodes), transfer.bytes);
   return transfer;
 }
 
@@ -56,6 +58,14 @@ void add_waiting(PhasedStep& step, const PipelineSchedule& schedule, const Stage
   StepPrediction transfers;
   transfers.communication.push_back(row);
   add_step(step.step, transfers, 1);
+}
+
+PipelineTimeline simulate_stages(const PipelineSchedule& schedule, const StepTimeline& micro_batch,
+                                 const StageTransfer& transfer) {
+  const double forward = forward_seconds_of(micro_batch);
+  PipelineTimes times = times_of_stage(schedule, forward, micro_batch.step.seconds() - forward);
+  times.transfer = transfer.seconds;
+  return schedule.simulate(times);
 }
 
 double least_seconds(const TriedModel& tried, const ModelArrangement& arrangement) {

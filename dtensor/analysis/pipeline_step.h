@@ -27,6 +27,10 @@ StageTransfer stage_transfer(const SearchModuleLayoutsOptions& options, const Mo
 // split backward are half of it each.
 void add_waiting(PhasedStep& step, const PipelineSchedule& schedule, const StageTransfer& transfer);
 
+// The schedule with the times of a micro-batch on a pipeline rank, and of a transfer.
+PipelineTimeline simulate_stages(const PipelineSchedule& schedule, const StepTimeline& micro_batch,
+                                 const StageTransfer& transfer);
+
 // No layouts are predicted to be faster than this: the products of the layers that a pipeline rank has, divided evenly
 // among its ranks, and the shortest bubble for them, however long forward and backward are. 0 if the cost model has
 // measured operators, as times of small products that were measured may be any part of those of large ones. REQUIRES:

@@ -10,24 +10,22 @@ constexpr size_t kNear = 3;  // two classes change together if they are so many 
 }  // namespace
 
 void StyleSearch::search() {
-  const LayoutTrial* best = nullptr;
   for (const bool sequence : {false, true}) {
-    for (const ClassStyle style : kClassStyles) {
-      const LayoutTrial* first = run({false, sequence, std::vector<ClassStyle>(classes_, style)});
-      if (first == nullptr) continue;
-      const LayoutTrial* improved = improve_one(first);
-      if (best == nullptr || is_better(*improved, *best)) best = improved;
-    }
-  }
-  while (best != nullptr) {
-    const LayoutTrial* improved = improve_two(best);
-    if (improved == best) break;
-    best = improve_one(improved);
+    for (const ClassStyle style : kClassStyles) improve({false, sequence, std::vector<ClassStyle>(classes_, style)});
   }
 }
 
 void StyleSearch::improve(const ClassStyles& first) {
   if (const LayoutTrial* at = run(first)) improve_one(at);
+}
+
+void StyleSearch::improve_pairs(const ClassStyles& first) {
+  const LayoutTrial* at = run(first);
+  for (const LayoutTrial* before = nullptr; at != before;) {
+    before = at;
+    const LayoutTrial* improved = improve_two(at);
+    if (improved != at) at = improve_one(improved);
+  }
 }
 
 // Null: it was not run before, and no more steps may be run.
@@ -66,18 +64,23 @@ const LayoutTrial* StyleSearch::improve_one(const LayoutTrial* at) {
   return at;
 }
 
-// Changes two classes, if that helps.
+// Changes two classes, with or without the layout of the activations between modules, if that helps.
 const LayoutTrial* StyleSearch::improve_two(const LayoutTrial* at) {
   for (size_t a = 0; a < classes_; ++a) {
-    for (size_t b = a + 1; b < classes_ && b <= a + kNear; ++b) {
-      const LayoutTrial* before = at;
-      for (const ClassStyle of_a : kClassStyles) {
-        for (const ClassStyle of_b : kClassStyles) {
-          ClassStyles styles = before->styles;
-          styles.classes[a] = of_a;
-          styles.classes[b] = of_b;
-          at = better(at, styles);
-        }
+    for (size_t b = a + 1; b < classes_ && b <= a + kNear; ++b) at = improve_both(at, a, b);
+  }
+  return at;
+}
+
+const LayoutTrial* StyleSearch::improve_both(const LayoutTrial* at, size_t a, size_t b) {
+  ClassStyles styles = at->styles;
+  for (const bool sequence : {at->styles.sequence, !at->styles.sequence}) {
+    styles.sequence = sequence;
+    for (const ClassStyle of_a : kClassStyles) {
+      for (const ClassStyle of_b : kClassStyles) {
+        styles.classes[a] = of_a;
+        styles.classes[b] = of_b;
+        at = better(at, styles);
       }
     }
   }

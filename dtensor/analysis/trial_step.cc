@@ -10,7 +10,9 @@
 #include <utility>
 
 #include "absl/algorithm/container.h"
+#include "dtensor/context_parallel.h"
 #include "dtensor/factories.h"
+#include "dtensor/gradient_buckets.h"
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/predict_step.h"
 #include "dtensor/scopes.h"
@@ -44,9 +46,11 @@ int64_t gathered_bytes(const torch::nn::Module& model) {
   return bytes;
 }
 
+bool is_backward(const StepSpan& span) { return span.backward; }
+
 // Its forward and its backward; without one, all of it.
 void add_phases(PhasedStep& to, const std::vector<StepSpan>& spans) {
-  const auto backward = absl::c_find_if(spans, [](const StepSpan& s) { return s.backward; });
+  const auto backward = absl::c_find_if(spans, is_backward);
   to.phases.emplace_back(spans.begin(), backward);
   to.phases.emplace_back(backward, spans.end());
 }
@@ -61,6 +65,15 @@ int64_t others_in_flight(const PipelineSchedule& schedule, int64_t at_most) {
 }
 
 }  // namespace
+
+double forward_seconds_of(const StepTimeline& micro_batch) {
+  double seconds = 0;
+  for (const StepSpan& span : micro_batch.spans) {
+    if (is_backward(span)) break;
+    if (!span.beside) seconds = span.end;
+  }
+  return seconds;
+}
 
 double product_seconds_of(const TriedModel& tried, int64_t layers) {
   const std::map<int64_t, double>& of = tried.product_seconds;
@@ -78,6 +91,9 @@ TrialStep::TrialStep(const TriedModel& tried, const ModelArrangement& arrangemen
                      int64_t layers)
     : made_(make_model(tried, layers)), arrangement_(arrangement) {
   const DeviceMesh& mesh = arrangement.mesh;
+  const SearchModuleLayoutsOptions& o = tried.options;
+  if (context_size(o, mesh) > 1) loss_of_sequences(o);
+  set_gradient_buckets(mesh.world(), {});  // that of another trial
   apply_layouts(*made_.model, mesh, layouts);
   for (const at::Tensor& t : tried.inputs) {
     std::vector<int64_t> sizes = t.sizes().vec();
@@ -85,9 +101,17 @@ TrialStep::TrialStep(const TriedModel& tried, const ModelArrangement& arrangemen
     const Placement rows = sizes.empty() ? Replicate() : Shard(0);
     Placements layout(mesh.ndim(), rows);
     layout.back() = Replicate();
+    if (!o.context_sizes.empty()) layout[mesh.ndim() - 2] = sizes.size() > 1 ? Shard(1) : Replicate();
     inputs_.push_back(zeros(sizes, mesh, layout, {.dtype = t.scalar_type()}));
   }
-  if (tried.options.optimizer) optimizer_ = tried.options.optimizer(made_.model->parameters());
+  if (o.optimizer) optimizer_ = o.optimizer(made_.model->parameters());
+}
+
+void TrialStep::loss_of_sequences(const SearchModuleLayoutsOptions& o) {
+  made_.loss = [loss = std::move(made_.loss), dim = o.context_dim, options = o.context_options](const auto& inputs) {
+    const ContextParallel scope(dim, options);
+    return loss(inputs);
+  };
 }
 
 void TrialStep::run_micro_batch() {
@@ -127,8 +151,7 @@ StepPrediction TrialStep::predict_micro_batch(PhasedStep& to, int64_t at_most) {
   };
   StepTimeline timeline = predict_timeline(run, arrangement_.mesh.world());
   add_phases(to, timeline.spans);
-  const std::vector<StepSpan>& forward = to.phases[to.phases.size() - 2];
-  to.forward_seconds = forward.empty() ? 0 : forward.back().end;
+  to.forward_seconds = forward_seconds_of(timeline);
   to.backward_seconds = timeline.step.seconds() - to.forward_seconds;
   if (!arrangement_.schedule) return std::move(timeline.step);
   const int64_t others = held * others_in_flight(*arrangement_.schedule, at_most) / arrangement_.stages_per_rank();

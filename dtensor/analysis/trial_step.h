@@ -13,6 +13,7 @@
 #include "dtensor/apply_layouts.h"
 #include "dtensor/parallel/module_classes.h"
 #include "dtensor/search_module_layouts_options.h"
+#include "dtensor/step_timeline.h"
 
 namespace dtensor::internal {
 
@@ -31,6 +32,9 @@ struct TriedModel {
 
 // A lower bound of the products of a step of `layers` layers on one rank. REQUIRES: the number of a trial's layers.
 double product_seconds_of(const TriedModel& tried, int64_t layers);
+
+// Until the last operator before backward ends.
+double forward_seconds_of(const StepTimeline& micro_batch);
 
 // A new model. Errors (ValueError): no model, or no function for the loss.
 ModelWithLoss make_model(const TriedModel& tried, int64_t layers);
@@ -62,8 +66,9 @@ class TrialStep {
   StepPrediction predict_micro_batch(PhasedStep& to, int64_t at_most);
   StepPrediction predict_micro_batches(PhasedStep& to);
   void add_optimizer(PhasedStep& to);
-  int64_t step_optimizer();          // the bytes of the states that it makes
-  int64_t activation_bytes() const;  // alive, and all else but gathered parameters
+  void loss_of_sequences(const SearchModuleLayoutsOptions& options);  // computes the loss in a ContextParallel scope
+  int64_t step_optimizer();                                           // the bytes of the states that it makes
+  int64_t activation_bytes() const;                                   // alive, and all else but gathered parameters
 
   ModelWithLoss made_;
   const ModelArrangement& arrangement_;

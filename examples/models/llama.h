@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -35,6 +36,9 @@ struct LlamaConfig {
   int64_t layers = 2;
   int64_t experts = 0;  // feed-forward layers of each block, over a mesh dim "ep"; 0: one for all tokens
   int64_t choices = 2;  // experts of a token
+  // By torch::scaled_dot_product_attention(), which keeps no scores of all pairs, and which a ContextParallel scope
+  // computes over sharded sequences; false: composed of products and a softmax.
+  bool fused_attention = false;
   double norm_epsilon = 1e-5;
   double rope_theta = 10000;  // base of the frequencies of rotary positions
   // Called with the embeddings, and with the results of both halves of a block before they are added. Unset: nothing,
@@ -107,6 +111,7 @@ class LlamaBlockImpl : public torch::nn::Module {
   struct Tokens {
     torch::Tensor cosine, sine;  // [length, width / heads / 2], or one for each sequence: [batch, 1, length, ...]
     torch::Tensor mask;          // added to the scores of attention; undefined: nothing is masked
+    bool causal = false;         // each position attends to those up to its own, without a mask: of fused attention
     const dtensor::GenerationStep* step = nullptr;  // null: without a cache
   };
 
@@ -146,8 +151,14 @@ class LlamaBlockImpl : public torch::nn::Module {
       const int64_t group = config_.heads / config_.kv_heads;
       return t.unsqueeze(2).expand({-1, -1, group, -1, -1}).reshape({t.size(0), config_.heads, t.size(2), size});
     };
-    const auto scores = q.matmul(shared(k).transpose(-2, -1)) / std::sqrt(static_cast<double>(size));
-    const auto mixed = torch::softmax(tokens.mask.defined() ? scores + tokens.mask : scores, -1).matmul(shared(v));
+    const auto composed = [&] {
+      const auto scores = q.matmul(shared(k).transpose(-2, -1)) / std::sqrt(static_cast<double>(size));
+      return torch::softmax(tokens.mask.defined() ? scores + tokens.mask : scores, -1).matmul(shared(v));
+    };
+    const auto mask = tokens.mask.defined() ? std::optional(tokens.mask) : std::nullopt;
+    const auto mixed = config_.fused_attention ? torch::scaled_dot_product_attention(q, shared(k), shared(v), mask,
+                                                                                     /*dropout_p=*/0., tokens.causal)
+                                               : composed();
     return wo(mixed.transpose(1, 2).reshape({x.size(0), x.size(1), config_.width}));
   }
 
@@ -184,7 +195,8 @@ class LlamaImpl : public torch::nn::Module {
     LlamaBlockImpl::Tokens at;
     set_angles(at, torch::outer(torch::arange(length, exact), frequencies(exact)));
     // With one position nothing is masked.
-    if (length > 1) at.mask = torch::full({length, length}, -INFINITY, value_options()).triu(1);
+    at.causal = config.fused_attention && length > 1;
+    if (length > 1 && !at.causal) at.mask = torch::full({length, length}, -INFINITY, value_options()).triu(1);
     for (size_t i = first; i < end; ++i) x = blocks[i]->as<LlamaBlock>()->forward(x, at, nullptr);
     return x;
   }

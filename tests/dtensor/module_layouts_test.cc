@@ -68,7 +68,26 @@ TEST_CASE("ModuleLayouts: a file has the experts and their mesh dim", "[dtensor]
   CHECK(loaded.experts == layouts.experts);
   layouts.mesh = some_layouts().mesh;
   CHECK_THAT(error_text([&] { layouts.save(layouts_path()); }),
-             Catch::Contains("'experts' has patterns, and 'mesh' no dim for experts"));
+             Catch::Contains("'experts' has 'layers.*.experts, last', and 'mesh' no dim for them after 'dp'"));
+}
+
+TEST_CASE("ModuleLayouts: a file has the mesh dim for sequences and overlap", "[dtensor][module_layouts]") {
+  ModuleLayouts layouts = some_layouts();
+  layouts.mesh = {{"dp", 2}, {"ep", 4}, {"cp", 8}, {"tp", 2}};
+  layouts.experts = {"layers.*.experts"}, layouts.context_dim = "cp", layouts.overlap = true;
+  layouts.save(layouts_path());
+  const ModuleLayouts loaded = ModuleLayouts::load(layouts_path());
+  CHECK(loaded.context_dim == "cp");
+  CHECK(loaded.overlap);
+  CHECK(loaded.name() == layouts.name());
+  CHECK(loaded.name().find(") overlap") != std::string::npos);
+  const auto fault = [&] { return error_text([&] { layouts.save(layouts_path()); }); };
+  layouts.mesh = {{"dp", 2}, {"cp", 8}, {"tp", 2}};
+  CHECK_THAT(fault(), Catch::Contains("'mesh' no dim for them after 'dp'"));
+  layouts.mesh = {{"dp", 2}, {"cp", 8}, {"ep", 4}, {"tp", 2}};
+  CHECK_THAT(fault(), Catch::Contains("'context_dim' is 'cp', and the mesh dim before the tensor dim 'ep'"));
+  layouts.mesh = {{"dp", 2}, {"tp", 2}};
+  CHECK_THAT(fault(), Catch::Contains("'mesh' has 2 dims; expected the data dim and the tensor dim"));
 }
 
 TEST_CASE("ModuleLayouts: a file brings the same layouts back", "[dtensor][module_layouts]") {
@@ -124,7 +143,7 @@ TEST_CASE("ModuleLayouts: errors of files name the file and the field", "[dtenso
       "'schedule' is 'interleaved 1F1B', and 'stages' is 1, which is no pipeline");
   has("\"micro_batches\": 8", "\"micro_batches\": 7", "micro_batches is 7; it must be a multiple of ranks, 2");
   has("\"dp\": 2", "\"dp\": null", "'mesh.dp' is null; expected a whole number");
-  has("\"dp\": 2,", "", "'mesh' has 1 dims; expected two");
+  has("\"dp\": 2,", "", "'mesh' has 1 dims; expected the data dim and the tensor dim");
   has("\"checkpoint\": 1", "\"checkpoint\": true", "'settings.checkpoint' is true");
   has("\"*\"\n", "7\n", "'groups' is 7; expected a text");
   has("\"pattern\": \"*.up\"", "\"pattern\": 1", "'pattern' is 1; expected a text");
@@ -145,7 +164,7 @@ TEST_CASE("ModuleLayouts: save() refuses what load() refuses", "[dtensor][module
     return error_text([&] { layouts.save("/nowhere/layouts.json"); });
   };
   CHECK_THAT(text([](auto& l) { l.mesh.pop_back(); }),
-             Catch::Contains("[ModuleLayouts::save] 'mesh' has 1 dims; expected two"));
+             Catch::Contains("[ModuleLayouts::save] 'mesh' has 1 dims; expected the data dim"));
   CHECK_THAT(text([](auto& l) { l.micro_batches = 0; }), Catch::Contains("'micro_batches' is 0; it must be at least"));
   CHECK_THAT(text([](auto& l) { l.stages = 1, l.stages_per_rank = 1; }), Catch::Contains("which is no pipeline"));
   CHECK_THAT(text([](auto& l) { l.styles.entries[0].style.kind = "Colwise"; }), Catch::Contains("no style is called"));

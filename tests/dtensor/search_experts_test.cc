@@ -264,6 +264,20 @@ TEST_CASE("apply_layouts: a module inside of experts has a group of its own, and
   CHECK(DTensor(parameters["moe.shared.weight"]).placements() == Placements{Shard(0), Replicate(), Replicate()});
 }
 
+TEST_CASE("search_module_layouts: patterns of experts match all modules at one place of repeated layers",
+          "[dtensor][search_module_layouts]") {
+  SearchModuleLayoutsOptions options = over_experts();
+  const Tensor ids = torch::zeros({16, 8}, torch::kLong);
+  const auto text = [&](const std::string& pattern, int64_t layers) {
+    options.experts = {pattern}, options.layers = layers;
+    return error_text([&] { search_module_layouts(small_mixtral(), {ids, ids}, options); });
+  };
+  CHECK_THAT(
+      text("blocks.1.experts", 3),
+      Catch::Contains("experts match 'blocks.1.experts' and not 'blocks.0.experts', which is at the same place"));
+  CHECK_THAT(text("blocks.4.experts", 5), Catch::Contains("match 'blocks.4.experts' and not 'blocks.0.experts'"));
+}
+
 TEST_CASE("search_module_layouts: errors of experts", "[dtensor][search_module_layouts]") {
   using Catch::Contains;
   const auto text = [](const std::function<void(SearchModuleLayoutsOptions&)>& change) {
@@ -283,7 +297,7 @@ TEST_CASE("search_module_layouts: errors of experts", "[dtensor][search_module_l
   ModuleLayouts layouts{{{"dp", 4}, {"tp", 1}}, {}, {}, {}};
   layouts.experts = {"experts"};
   RoutedImpl model(16, 8);
-  CHECK_THAT(error_text([&] { apply_layouts(model, mesh, layouts); }), Contains("and no mesh dim for them"));
+  CHECK_THAT(error_text([&] { apply_layouts(model, mesh, layouts); }), Contains("'mesh' no dim for them"));
 }
 
 }  // namespace

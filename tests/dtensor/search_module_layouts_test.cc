@@ -496,7 +496,7 @@ TEST_CASE("search_module_layouts: errors", "[dtensor][search_module_layouts]") {
   nn::Linear layer(4, 4);
   const DeviceMesh mesh(World::local(2), {1, 2}, {"dp", "tp"});
   ModuleLayouts layouts;
-  has(testing::error_text([&] { apply_layouts(*layer, mesh, layouts); }), "0 mesh dims, not two");
+  has(testing::error_text([&] { apply_layouts(*layer, mesh, layouts); }), "'mesh' has 0 dims");
   layouts.mesh = {{"dp", 1}, {"tp", 2}};
   layouts.groups = {"layers.*"};
   has(testing::error_text([&] { apply_layouts(*layer, mesh, layouts); }), "'layers.*' of a group matches no module");

@@ -1,0 +1,36 @@
+// What a step of a model takes in given layouts, on imaginary ranks: one of the choices of search_module_layouts().
+//
+//   const ModuleLayouts now = ModuleLayouts::load("layouts.json");
+//   std::cout << predict_module_layouts(make, inputs, now, {.ranks = 64, .layers = 32}).step.to_string();
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "dtensor/apply_layouts.h"
+#include "dtensor/pipeline_schedule.h"
+#include "dtensor/search_module_layouts_options.h"
+#include "dtensor/step_timeline.h"
+
+namespace dtensor {
+
+// The layouts with the predicted `step` and `memory`, which are those of all layers. Of the options those count that
+// say what a step is: ranks, names of mesh dims, experts, context_options, layers, between_layers, optimizer,
+// cost_model, device_type. Errors (ValueError): an empty function; options as of search_module_layouts(); layouts that
+// are not of these ranks, mesh dims and experts; a step in them that throws.
+ModuleLayouts predict_module_layouts(const MakeModel& make, const std::vector<at::Tensor>& inputs,
+                                     const ModuleLayouts& layouts, const SearchModuleLayoutsOptions& options);
+
+// The same step as pictures: to_svg() of both.
+struct ModuleTimelines {
+  // Forward and backward of the second micro-batch on one rank, of the layers of its pipeline rank.
+  StepTimeline micro_batch;
+  std::optional<PipelineTimeline> pipeline;  // of all micro-batches and pipeline ranks; nullopt: no pipeline
+};
+// Errors: likewise.
+ModuleTimelines predict_module_timelines(const MakeModel& make, const std::vector<at::Tensor>& inputs,
+                                         const ModuleLayouts& layouts, const SearchModuleLayoutsOptions& options);
+
+}  // namespace dtensor

@@ -1,0 +1,206 @@
+// search_module_layouts() with a mesh dim for sequences, and with overlap; layouts that have them.
+#include <torch/nn.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "dtensor/advise_module_layouts.h"
+#include "dtensor/apply_layouts.h"
+#include "dtensor/context_parallel.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/predict_step.h"
+#include "dtensor/search_module_layouts.h"
+#include "examples/models/llama.h"
+#include "tests/dtensor/round_numbers.h"
+#include "tests/dtensor/searched_models.h"
+#include "tests/testing/catch_torch.h"
+#include "tests/testing/error_text.h"
+
+namespace dtensor {
+namespace {
+
+using testing::error_text;
+using testing::round_numbers;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+constexpr int64_t kVocab = 32;
+
+ModelWithLoss fused_llama(const ModelChoice& choice) {
+  examples::LlamaConfig config;
+  config.vocab = kVocab, config.width = 16, config.heads = 4, config.kv_heads = 2, config.hidden = 32;
+  config.fused_attention = true, config.layers = choice.layers == 0 ? 2 : choice.layers;
+  const auto model = std::make_shared<examples::LlamaImpl>(config);
+  return {model, [model](const std::vector<Tensor>& in) {
+            const Tensor scores = model->forward(in.at(0));
+            return nn::functional::cross_entropy(scores.view({-1, scores.size(-1)}), in.at(1).view({-1}));
+          }};
+}
+
+std::vector<Tensor> token_ids(int64_t batch, int64_t length) {
+  return std::vector<Tensor>(2, torch::zeros({batch, length}, torch::kLong));
+}
+
+SearchModuleLayoutsOptions over_sequences() {
+  SearchModuleLayoutsOptions options;
+  options.ranks = 4;
+  options.context_sizes = {1, 2, 4};
+  options.cost_model = round_numbers();
+  options.cost_model->flops_per_second = 1e9;
+  options.cost_model->ranks_per_node = 8;
+  return options;
+}
+
+TEST_CASE("search_module_layouts: few long sequences are sharded by their length, many short ones by rows",
+          "[dtensor][search_module_layouts]") {
+  SearchModuleLayoutsOptions options = over_sequences();
+  const auto few = search_module_layouts(fused_llama, token_ids(1, 512), options);
+  CAPTURE(few.explain());
+  CHECK(few.best.mesh == NamedNumbers{{"dp", 1}, {"cp", 4}, {"tp", 1}});
+  CHECK(few.best.context_dim == "cp");
+  const auto many = search_module_layouts(fused_llama, token_ids(512, 8), options);
+  CAPTURE(many.explain());
+  CHECK(many.best.mesh == NamedNumbers{{"dp", 4}, {"cp", 1}, {"tp", 1}});
+  options.context_sizes = {2};
+  CHECK(search_module_layouts(fused_llama, token_ids(512, 8), options).best.mesh[1].second == 2);
+}
+
+// Both sizes of the mesh dim for sequences, written out.
+TEST_CASE("search_module_layouts: a step over sharded sequences is predicted as a program runs it",
+          "[dtensor][search_module_layouts]") {
+  for (const bool load_balance : {false, true}) {
+    SearchModuleLayoutsOptions options = over_sequences();
+    options.context_options = {.method = ContextParallelMethod::kRing, .load_balance = load_balance};
+    options.allows = [](const DeviceMesh& mesh) { return mesh.size("tp") == 1; };
+    double least = 1e9;
+    for (const int64_t size : options.context_sizes) {
+      const DeviceMesh mesh(World::abstract(4), {4 / size, size, 1}, {"dp", "cp", "tp"});
+      set_cost_model(mesh.world(), *options.cost_model);
+      const MeshScope on_mesh(mesh);
+      const ModelWithLoss made = fused_llama({});
+      apply_layouts(*made.model, mesh, ModuleLayouts{{{"dp", 1}, {"tp", 1}}, {}, {}, {}});
+      const Tensor ids = zeros({4, 256}, mesh, {Shard(0), Shard(1), Replicate()}, {.dtype = torch::kLong});
+      const auto step = [&] {
+        if (size == 1) return made.loss({ids, ids}).backward();
+        const ContextParallel scope("cp", options.context_options);
+        made.loss({ids, ids}).backward();
+      };
+      step();
+      made.model->zero_grad();
+      least = std::min(least, predict_step(step, mesh.world()).seconds());
+    }
+    const auto found = search_module_layouts(fused_llama, token_ids(4, 256), options);
+    CAPTURE(load_balance, found.explain());
+    CHECK(found.best.step.seconds() == Approx(least).epsilon(1e-9));
+  }
+}
+
+TEST_CASE("search_module_layouts: sequences go with experts, pipelines, tensor parallelism and fully_shard()",
+          "[dtensor][search_module_layouts]") {
+  const auto make = [](const ModelChoice& choice) -> ModelWithLoss {
+    examples::LlamaConfig config;
+    config.vocab = kVocab, config.width = 16, config.heads = 4, config.kv_heads = 2, config.hidden = 32;
+    config.fused_attention = true, config.experts = 4, config.layers = choice.layers;
+    const auto model = std::make_shared<examples::LlamaImpl>(config);
+    return {model, [model](const std::vector<Tensor>& in) {
+              const Tensor scores = model->forward(in.at(0));
+              return nn::functional::cross_entropy(scores.view({-1, scores.size(-1)}), in.at(1).view({-1}));
+            }};
+  };
+  SearchModuleLayoutsOptions options = over_sequences();
+  options.ranks = 16, options.layers = 4, options.stages = {1, 2}, options.max_steps = 20;
+  options.context_sizes = {2}, options.expert_sizes = {2}, options.experts = {"blocks.*.experts"};
+  options.between_layers = torch::empty({4, 64, 16}, at::kMeta);
+  ModuleLayoutSearch found = search_module_layouts(make, token_ids(4, 64), options);
+  CAPTURE(found.explain());
+  REQUIRE(found.best.mesh.size() == 4);
+  CHECK(found.best.mesh[1] == NamedNumbers::value_type{"ep", 2});
+  CHECK(found.best.mesh[2] == NamedNumbers::value_type{"cp", 2});
+  options.stages = {2};
+  options.allows = [](const DeviceMesh& mesh) { return mesh.size("tp") == 1; };
+  found = search_module_layouts(make, token_ids(4, 64), options);
+  for (const PredictedCollectives& row : found.best.step.communication) {
+    if (row.mesh_dims == "pp") CHECK(row.bytes / row.count == 4 / 4 * (64 / 2) * 16 * 4);
+  }
+}
+
+// The loss, then the gradients of all parameters.
+std::vector<Tensor> loss_and_gradients(const DeviceMesh& mesh, const ModuleLayouts& layouts) {
+  torch::manual_seed(3);
+  const ModelWithLoss made = fused_llama({});
+  apply_layouts(*made.model, mesh, layouts);
+  const Tensor ids = torch::arange(4 * 8).remainder(kVocab - 1).view({4, 8});
+  const auto on_mesh = [&](const Tensor& t) { return distribute_tensor(t, mesh, {Shard(0), Shard(1), Replicate()}); };
+  const MeshScope scope(mesh);
+  const ContextParallel sequences("cp");
+  const Tensor loss = made.loss({on_mesh(ids), on_mesh(ids + 1)});
+  loss.backward();
+  std::vector<Tensor> result{full_tensor(loss)};
+  for (const Tensor& p : made.model->parameters()) result.push_back(full_tensor(p.grad()));
+  return result;
+}
+
+TEST_CASE("apply_layouts: a model over sharded sequences has the loss and gradients of one rank",
+          "[dtensor][module_layouts]") {
+  ModuleLayouts layouts{{{"dp", 2}, {"cp", 2}, {"tp", 2}}, {}, {}, {}};
+  layouts.context_dim = "cp";
+  const std::vector<Tensor> expected =
+      loss_and_gradients(DeviceMesh(World::local(1), {1, 1, 1}, {"dp", "cp", "tp"}), layouts);
+  layouts.styles = examples::llama_styles(/*sequence=*/true);
+  for (const bool overlap : {false, true}) {
+    for (const auto& groups : {std::vector<std::string>(), {"blocks.*", ""}}) {
+      CAPTURE(overlap, groups);
+      layouts.groups = groups, layouts.overlap = overlap;
+      const std::vector<Tensor> found =
+          loss_and_gradients(DeviceMesh(World::local(8), {2, 2, 2}, {"dp", "cp", "tp"}), layouts);
+      REQUIRE(found.size() == expected.size());
+      for (size_t i = 0; i < found.size(); ++i) CHECK(torch::allclose(found[i], expected[i], 1e-3, 1e-5));
+    }
+  }
+}
+
+TEST_CASE("search_module_layouts: with overlap groups are gathered ahead and gradients reduced in backward",
+          "[dtensor][search_module_layouts]") {
+  SearchModuleLayoutsOptions options = testing::slow_ranks();
+  options.allows = [](const DeviceMesh& mesh) { return mesh.size("dp") > 1; };
+  const auto one_by_one = search_module_layouts(testing::make_blocks, testing::sequences(), options);
+  options.overlap = true;
+  const auto overlapped = search_module_layouts(testing::make_blocks, testing::sequences(), options);
+  CAPTURE(one_by_one.explain(), overlapped.explain());
+  CHECK_FALSE(one_by_one.best.overlap);
+  CHECK(one_by_one.best.step.overlapped_seconds == 0);
+  CHECK(overlapped.best.overlap);
+  CHECK(overlapped.best.step.overlapped_seconds > 0);
+  CHECK(overlapped.best.step.seconds() < one_by_one.best.step.seconds());
+  CHECK(overlapped.best.name().find(" overlap") != std::string::npos);
+}
+
+TEST_CASE("advise_module_layouts: overlap is a change", "[dtensor][search_module_layouts]") {
+  const SearchModuleLayoutsOptions options = testing::slow_ranks();
+  const ModuleLayouts now{{{"dp", 4}, {"tp", 1}}, {}, {"blocks.*", ""}, {}};
+  const LayoutAdvice advice = advise_module_layouts(testing::make_blocks, testing::sequences(), now, options);
+  CAPTURE(advice.explain());
+  const auto found = absl::c_find_if(advice.changes, [](const auto& change) { return change.what == "overlap"; });
+  REQUIRE(found != advice.changes.end());
+  CHECK(found->reason.find("overlapped") != std::string::npos);
+}
+
+TEST_CASE("search_module_layouts: errors of sequences", "[dtensor][search_module_layouts]") {
+  using Catch::Contains;
+  const auto text = [](const std::vector<Tensor>& inputs, const std::function<void(SearchModuleLayoutsOptions&)>& set) {
+    SearchModuleLayoutsOptions options = over_sequences();
+    set(options);
+    return error_text([&] { search_module_layouts(fused_llama, inputs, options); });
+  };
+  const auto ids = token_ids(4, 8);
+  CHECK_THAT(text(ids, [](auto& o) { o.context_sizes = {3}; }), Contains("context_sizes has 3, which does not divide"));
+  CHECK_THAT(text(ids, [](auto& o) { o.context_dim = "tp"; }), Contains("'tp' is the name of two mesh dims"));
+  CHECK_THAT(text({torch::zeros({4})}, [](auto&) {}), Contains("none of the 1 inputs has two dims"));
+  CHECK_THAT(text(token_ids(4, 2), [](auto& o) { o.context_sizes = {4}; }), Contains("'cp' than dim 1 of an input"));
+}
+
+}  // namespace
+}  // namespace dtensor
