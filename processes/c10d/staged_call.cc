@@ -96,11 +96,12 @@ void StagedCall::fail_from(size_t k, std::exception_ptr error) {
 void run_in_turn(const LinkCall& call, std::vector<StartWork> stages) {
   const Activity activity = call.activity();
   const std::vector<int64_t>& members = call.link.members;
-  const LinkCall::Places places = call.reserve(stages.size());
+  LinkCall::Places places = call.reserve(stages.size());
   for (size_t k = 0; k < stages.size(); ++k) {
     try {
       call.link.order->fill(places[k], when_its_turn(call.calls, activity, members, std::exchange(stages[k], nullptr)));
       call.calls->finish(activity, members, places[k]);
+      places[k].reset();  // and with it the buffers of the stage, before the next one has its own
     } catch (...) {
       const std::exception_ptr error = std::current_exception();
       while (++k < places.size()) {  // later calls must not wait for calls that never begin
