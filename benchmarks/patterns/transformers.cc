@@ -15,6 +15,9 @@ Pattern transformer(const DeviceMesh& mesh, int64_t scale) {
   const int64_t source = 12 * scale, target = 10 * scale, batch = 4;  // batch: of a replica
   torch::nn::Transformer model(
       torch::nn::TransformerOptions(width, 8, layers, layers).dim_feedforward(2 * width).dropout(0.0));
+  // LibTorch keeps the plain layers that it cloned.
+  model->encoder.get<torch::nn::TransformerEncoder>()->options.encoder_layer(nullptr);
+  model->decoder.get<torch::nn::TransformerDecoder>()->options.decoder_layer(nullptr);
   distribute_module(*model, mesh, examples::shard_transformer);
   const auto sequence = [&](int64_t length) {
     return randn({length, batch * m, width}, mesh, over(mesh, "dp", Shard(1)));

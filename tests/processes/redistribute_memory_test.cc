@@ -132,8 +132,8 @@ void check_step(const RedistributePlan& plan) {
     return;
   }
   RC_ASSERT(allocated >= step.peak_bytes);
-  if (step.kind == Kind::kAllReduce) {  // one exchange of little, else two
-    RC_ASSERT(allocated <= step.peak_bytes + (in * job_world().size() > (128 << 10) ? 2 * in : 0));
+  if (step.kind == Kind::kAllReduce) {  // of two exchanges, the first has freed its buffers
+    RC_ASSERT(allocated == step.peak_bytes);
     return;
   }
   RC_ASSERT(by_messages == step.peak_bytes);
