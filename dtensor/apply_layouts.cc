@@ -24,8 +24,9 @@ using namespace internal;
 
 std::string LayoutMemory::to_string() const {
   return absl::StrCat("parameters ", bytes_text(parameters), ", gradients ", bytes_text(gradients),
-                      ", optimizer states ", bytes_text(optimizer_states), ", activations and other ",
-                      bytes_text(activations));
+                      ", optimizer states ", bytes_text(optimizer_states),
+                      gathered > 0 ? absl::StrCat(", gathered parameters ", bytes_text(gathered)) : "",
+                      ", activations and other ", bytes_text(activations));
 }
 
 std::string ModuleLayouts::name() const {
@@ -41,11 +42,17 @@ std::string ModuleLayouts::name() const {
 }
 
 std::string internal::mesh_fault(const ModuleLayouts& layouts) {
-  const size_t dims = layouts.mesh.size(), for_sequences = layouts.context_dim.empty() ? 0 : 1;
-  const bool for_experts = dims == 3 + for_sequences;
-  if (dims != 2 + for_sequences && !for_experts) {
-    return absl::StrCat("'mesh' has ", dims, " dims; expected the data dim and the tensor dim, and between them one ",
-                        "for experts if there is any", for_sequences > 0 ? ", and 'context_dim'" : "");
+  const size_t for_sequences = layouts.context_dim.empty() ? 0 : 1, for_groups = layouts.shard_dim.empty() ? 0 : 1;
+  const size_t dims = layouts.mesh.size(), least = 2 + for_groups + for_sequences;
+  const bool for_experts = dims == least + 1;
+  if (dims != least && !for_experts) {
+    return absl::StrCat("'mesh' has ", dims, " dims; expected the data dim and the tensor dim, and between them ",
+                        for_groups > 0 ? "'shard_dim', " : "", "one for experts if there is any",
+                        for_sequences > 0 ? ", and 'context_dim'" : "");
+  }
+  if (for_groups > 0 && layouts.mesh[1].first != layouts.shard_dim) {
+    return absl::StrCat("'shard_dim' is '", layouts.shard_dim, "', and the mesh dim after the data dim '",
+                        layouts.mesh[1].first, "'; expected the same");
   }
   if (for_sequences > 0 && layouts.mesh[dims - 2].first != layouts.context_dim) {
     return absl::StrCat("'context_dim' is '", layouts.context_dim, "', and the mesh dim before the tensor dim '",
@@ -53,7 +60,7 @@ std::string internal::mesh_fault(const ModuleLayouts& layouts) {
   }
   if (!layouts.experts.empty() && !for_experts) {
     return absl::StrCat("'experts' has '", patterns_text(layouts.experts), "', and 'mesh' no dim for them after '",
-                        layouts.mesh.front().first, "'");
+                        layouts.mesh[for_groups].first, "'");
   }
   return "";
 }
@@ -129,8 +136,9 @@ void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const Modu
     return matches;
   });
   const ParallelPlan of_experts = plan_of_experts(layouts.experts, modules);
-  const std::string& data_dim = layouts.mesh.front().first;
-  if (!experts.empty()) parallelize_module(module, mesh, of_experts, {.mesh_dim = layouts.mesh[1].first});
+  const size_t dim_of_groups = layouts.shard_dim.empty() ? 0 : 1;
+  if (!experts.empty())
+    parallelize_module(module, mesh, of_experts, {.mesh_dim = layouts.mesh[dim_of_groups + 1].first});
   parallelize_module(module, mesh, layouts.styles, {.mesh_dim = layouts.mesh.back().first});
   if (layouts.overlap) {
     GradientBucketOptions buckets = gradient_buckets(mesh.world());
@@ -148,7 +156,7 @@ void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const Modu
   for (torch::nn::Module* m : in_groups) {
     if (!has_parameters_without_group(*m)) continue;
     const int64_t dim = absl::c_linear_search(experts, m) ? 1 : 0;
-    fully_shard(*m, mesh, {.mesh_dim = data_dim, .prefetch = layouts.overlap, .dim = dim});
+    fully_shard(*m, mesh, {.mesh_dim = layouts.mesh[dim_of_groups].first, .prefetch = layouts.overlap, .dim = dim});
   }
 }
 

@@ -26,17 +26,20 @@ struct LayoutMemory {
   int64_t parameters = 0;
   int64_t gradients = 0;  // in a pipeline before they are reduced
   int64_t optimizer_states = 0;
-  // What the peak is beyond these: activations, inputs, what fully_shard() has gathered, results that are under way.
-  // Less than that where the peak comes before all gradients are there.
+  int64_t gathered = 0;  // parameters that fully_shard() has gathered at the peak
+  // What the peak is beyond these: activations, inputs, results that are under way. Less than that where the peak comes
+  // before all gradients are there.
   int64_t activations = 0;
 
-  // "parameters 1.0 GiB, gradients 1.0 GiB, optimizer states 2.0 GiB, activations and other 3.5 GiB"
+  // "parameters 1.0 GiB, gradients 1.0 GiB, optimizer states 2.0 GiB, gathered parameters 0.5 GiB, activations and
+  // other 3.5 GiB"
   std::string to_string() const;
 };
 
-// Layouts of a model with two to four mesh dims.
+// Layouts of a model with two to five mesh dims.
 struct ModuleLayouts {
-  // {"dp", 16}, {"tp", 4}: the data dim, one for experts if there is any, context_dim if it has a name, the tensor dim.
+  // {"dp", 16}, {"tp", 4}: the data dim, shard_dim if it has a name, one for experts if there is any, context_dim if it
+  // has a name, the tensor dim.
   NamedNumbers mesh;
   ParallelPlan styles;              // over the tensor dim; modules without one are replicated there
   std::vector<std::string> groups;  // patterns of the modules that fully_shard() is called for; none: replicated
@@ -54,6 +57,9 @@ struct ModuleLayouts {
   // Of the mesh dims, the one for sequences: the program shards its inputs by dim 1 over it, and where it has several
   // ranks runs steps in a scope ContextParallel(context_dim). "": there is none. apply_layouts() does not use it.
   std::string context_dim = "";
+  // Of the mesh dims, the one that groups are sharded over instead of the data dim, whose ranks have copies. "": none
+  // is.
+  std::string shard_dim = "";
   // Groups are gathered ahead (FullyShardOptions::prefetch), and gradients are reduced while backward goes on
   // (GradientBucketOptions::overlap).
   bool overlap = false;
@@ -71,9 +77,9 @@ struct ModuleLayouts {
 };
 
 // Shards the weights of experts, then calls parallelize_module() with the styles over the tensor dim; `styles` must not
-// match modules of experts. Then calls fully_shard() over the data dim for each module that a pattern of `groups`
-// matches, once where it is at several paths, and, if there are groups, for each module of experts by dim 1: inner
-// modules first, and none whose parameters are all in groups already. With `overlap` it sets that option of the
+// match modules of experts. Then calls fully_shard() over the data dim, or shard_dim, for each module that a pattern of
+// `groups` matches, once where it is at several paths, and, if there are groups, for each module of experts by dim 1:
+// inner modules first, and none whose parameters are all in groups already. With `overlap` it sets that option of the
 // gradient buckets of the mesh's world. The sizes of layouts.mesh do not count, only the names. Errors (ValueError),
 // before the module is changed: mesh dims that are not those which ModuleLayouts::mesh lists; experts without a mesh
 // dim for them; a pattern of `groups` or `experts` that matches nothing, or experts a module without parameters of its

@@ -54,6 +54,7 @@ LayoutsJson prediction_of(const ModuleLayouts& layouts) {
            {{"parameters", memory.parameters},
             {"gradients", memory.gradients},
             {"optimizer_states", memory.optimizer_states},
+            {"gathered", memory.gathered},
             {"activations", memory.activations}}}};
 }
 
@@ -68,6 +69,7 @@ LayoutsJson members_of(const ModuleLayouts& layouts) {
           {"schedule", layouts.schedule},
           {"experts", layouts.experts},
           {"context_dim", layouts.context_dim},
+          {"shard_dim", layouts.shard_dim},
           {"overlap", layouts.overlap},
           {"predicted", prediction_of(layouts)}};
 }
@@ -93,6 +95,8 @@ void set_field(ModuleLayouts& layouts, const std::string& key, const LayoutsJson
     layouts.experts = texts_of(value, key);
   } else if (key == "context_dim") {
     layouts.context_dim = text_of_json(value, key);
+  } else if (key == "shard_dim") {
+    layouts.shard_dim = text_of_json(value, key);
   } else if (key == "overlap") {
     TORCH_CHECK_VALUE(value.is_boolean(), "'overlap' is ", value.dump(), "; expected true or false");
     layouts.overlap = value.get<bool>();

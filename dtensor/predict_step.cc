@@ -13,6 +13,7 @@
 #include "comm/scope.h"
 #include "comm/work_event.h"
 #include "dtensor/analysis/step_sum.h"
+#include "dtensor/layout_cache/remembered_bytes.h"
 #include "mesh/memory_meter.h"
 #include "plan/cost_model.h"
 
@@ -65,7 +66,7 @@ class StepListener final : public CommListener {
  public:
   // `spans`: also in order, with the memory meanwhile; null: not.
   StepListener(const World& world, std::vector<StepSpan>* spans)
-      : cost_(cost_model(world)), meter_(world.memory()), spans_(spans) {}
+      : world_(world), cost_(cost_model(world)), meter_(world.memory()), spans_(spans) {}
   // The meter has the peak of the step, as without spans.
   ~StepListener() override { meter_.touch(peak_bytes_ - meter_.live_bytes()); }
 
@@ -142,11 +143,13 @@ class StepListener final : public CommListener {
   void add_span(StepSpan span) {
     if (spans_ == nullptr) return;
     span.peak_bytes = meter_.peak_bytes();
+    span.gathered_bytes = gathered_bytes(world_);
     meter_.reset_peak();
     peak_bytes_ = std::max(peak_bytes_, span.peak_bytes);
     spans_->push_back(std::move(span));
   }
 
+  const World& world_;
   const std::shared_ptr<const CostModel> cost_;
   MemoryMeter& meter_;
   std::vector<StepSpan>* const spans_;

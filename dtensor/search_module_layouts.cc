@@ -299,7 +299,7 @@ ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vecto
   ModuleLayoutSearch& result = search.result;
   result.complete = true;
   const bool pipelines = absl::c_any_of(arrangements, [](const auto& a) { return a.schedule.has_value(); });
-  if (pipelines || !options.expert_sizes.empty() || !options.context_sizes.empty()) {
+  if (pipelines || !options.shard_sizes.empty() || !options.expert_sizes.empty() || !options.context_sizes.empty()) {
     put_in_order(search, arrangements, pipelines);
   } else {
     search_each(search, arrangements);

@@ -30,9 +30,9 @@
 // such styles and are improved in one class.
 //
 // With options.expert_sizes, meshes have a dim for experts, too, which the model gives to moe_dispatch(), and with
-// options.context_sizes one for sequences. Then, too, the other choices start with the best styles; without pipelines
-// they come in the order of the meshes, settings and micro-batches, so that the settings that are likely the best
-// should be first in their lists.
+// options.context_sizes one for sequences, and with options.shard_sizes one that groups are sharded over. Then, too,
+// the other choices start with the best styles; without pipelines they come in the order of the meshes, settings and
+// micro-batches, so that the settings that are likely the best should be first in their lists.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -50,13 +50,18 @@ struct SearchModuleLayoutsOptions {
   int64_t ranks = 0;
   std::string data_dim = "dp";    // inputs are sharded over it by dim 0, and groups of fully_shard()
   std::string tensor_dim = "tp";  // that the styles are about
-  // Sizes of a further mesh dim to try, between the two, whose name the model gives to moe_dispatch(): inputs are
+  // Sizes of a further mesh dim to try, after the data dim: inputs are sharded over it by dim 0, too, and groups of
+  // fully_shard() over it alone, so that the ranks of the data dim have copies of them (hybrid sharding). Empty: there
+  // is no such dim.
+  std::vector<int64_t> shard_sizes = {};
+  std::string shard_dim = "fsdp";
+  // Sizes of a further mesh dim to try, after these, whose name the model gives to moe_dispatch(): inputs are
   // sharded over it by dim 0, too. Empty: there is no such dim.
   std::vector<int64_t> expert_sizes = {};
   std::string expert_dim = "ep";
   // Patterns of the modules whose own parameters are weights of experts, [number of experts, ...] each. They are
-  // sharded by dim 0 over the expert dim, by dim 1 over the data dim where the choice has groups of fully_shard(), and
-  // have no style.
+  // sharded by dim 0 over the expert dim, by dim 1 over that of groups where the choice has groups of fully_shard(),
+  // and have no style.
   std::vector<std::string> experts = {};
   // Sizes of a further mesh dim to try, before the tensor dim, for sequences: inputs with two dims or more are sharded
   // over it by dim 1, and where it has several ranks a step runs in a scope ContextParallel(context_dim,

@@ -20,9 +20,10 @@ struct StepSpan {
   std::string name;         // "aten::mm", "all_reduce(tp)"
   std::string module_path;  // of matrix products and collectives; "": none
   bool backward = false;
-  double begin = 0, end = 0;  // seconds from the beginning of the step
-  int64_t peak_bytes = 0;     // alive at most since the span before, as World::memory() counts
-  bool beside = false;        // a collective that goes on while the next spans run
+  double begin = 0, end = 0;   // seconds from the beginning of the step
+  int64_t peak_bytes = 0;      // alive at most since the span before, as World::memory() counts
+  int64_t gathered_bytes = 0;  // of parameters that fully_shard() has gathered then
+  bool beside = false;         // a collective that goes on while the next spans run
 };
 
 struct StepTimeline {

@@ -40,6 +40,8 @@ ABSL_FLAG(int64_t, ranks, 64, "devices");
 ABSL_FLAG(std::string, cluster, "h100x8", "a name that cluster() knows, or a file ending in .json");
 ABSL_FLAG(std::string, micro_batches, "1", "numbers of micro-batches to try, as 1,4,8");
 ABSL_FLAG(std::string, stages, "1", "numbers of stages of a pipeline to try; 1: none");
+ABSL_FLAG(std::string, shard_sizes, "",
+          "numbers of ranks of a mesh dim for fully_shard() alone to try (hybrid sharding)");
 ABSL_FLAG(std::string, context_sizes, "", "numbers of ranks of a mesh dim for sequences to try");
 ABSL_FLAG(std::string, expert_sizes, "", "numbers of ranks of a mesh dim for experts to try");
 ABSL_FLAG(bool, overlap, false, "gather parameters ahead, and reduce gradients while backward goes on");
@@ -100,6 +102,7 @@ SearchModuleLayoutsOptions options_of_flags(const examples::LlamaConfig& model, 
   options.micro_batches = numbers("micro_batches", absl::GetFlag(FLAGS_micro_batches));
   options.stages = numbers("stages", absl::GetFlag(FLAGS_stages));
   options.schedules = {"1F1B", "interleaved 1F1B"};
+  options.shard_sizes = numbers("shard_sizes", absl::GetFlag(FLAGS_shard_sizes));
   options.context_sizes = numbers("context_sizes", absl::GetFlag(FLAGS_context_sizes));
   options.expert_sizes = numbers("expert_sizes", absl::GetFlag(FLAGS_expert_sizes));
   if (!options.expert_sizes.empty() && model.experts > 0) options.experts = {"blocks.*.experts"};
@@ -133,9 +136,17 @@ SearchModuleLayoutsOptions options_for(const ModuleLayouts& layouts, SearchModul
     options.context_dim = layouts.context_dim;
     options.context_sizes = {mesh[mesh.size() - 2].second};
   }
+  options.shard_sizes.clear();
+  if (!layouts.shard_dim.empty() && mesh.size() > 2) {
+    options.shard_dim = layouts.shard_dim;
+    options.shard_sizes = {mesh[1].second};
+  }
   options.expert_sizes.clear(), options.experts = layouts.experts;
-  if (mesh.size() == (layouts.context_dim.empty() ? 3 : 4))
-    options.expert_dim = mesh[1].first, options.expert_sizes = {mesh[1].second};
+  const size_t dim_of_experts = 1 + options.shard_sizes.size(), named = 2 + options.shard_sizes.size();
+  if (mesh.size() > named + options.context_sizes.size()) {
+    options.expert_dim = mesh[dim_of_experts].first;
+    options.expert_sizes = {mesh[dim_of_experts].second};
+  }
   return options;
 }
 

@@ -99,6 +99,7 @@ void run_on_one_rank(TriedModel& tried) {
   const MeshScope on_mesh(one.mesh);
   ModuleLayouts none;
   none.mesh = mesh_sizes(one.mesh), none.experts = o.experts, none.context_dim = context_dim_of(o);
+  none.shard_dim = shard_dim_of(o);
   const ModelWithLoss whole = make_model(tried, o.layers);
   tried.classes = classes_with_styles(*whole.model, o);
   TORCH_CHECK_VALUE(!whole.model->parameters().empty(), "[search_module_layouts] the model, a ", whole.model->name(),
@@ -138,7 +139,8 @@ ModuleLayouts LayoutTrials::layouts_of(const ClassStyles& styles) const {
   const SearchModuleLayoutsOptions& o = tried_.options;
   ModuleLayouts layouts;
   layouts.experts = o.experts, layouts.context_dim = context_dim_of(o), layouts.overlap = o.overlap;
-  if (styles.groups && arrangement_.mesh.size(o.data_dim) > 1) layouts.groups = tried_.classes.groups;
+  layouts.shard_dim = shard_dim_of(o);
+  if (styles.groups && arrangement_.mesh.size(dim_of_groups(o)) > 1) layouts.groups = tried_.classes.groups;
   if (arrangement_.mesh.size(o.tensor_dim) == 1) return layouts;  // all styles are alike
   for (size_t c = 0; c < styles.classes.size(); ++c) {
     const ModuleClass& of = tried_.classes.classes[c];
@@ -221,7 +223,8 @@ PredictedChoice LayoutTrials::finished(PhasedStep step, const ModuleLayouts& lay
   if (arrangement_.schedule)
     add_waiting(step, *arrangement_.schedule, stage_transfer(tried_.options, arrangement_, layouts));
   LayoutMemory& memory = step.memory;
-  memory.activations = step.step.peak_bytes - memory.parameters - memory.gradients - memory.optimizer_states;
+  memory.activations =
+      step.step.peak_bytes - memory.parameters - memory.gradients - memory.optimizer_states - memory.gathered;
   return {std::move(step.step), memory};
 }
 

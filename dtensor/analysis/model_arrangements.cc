@@ -98,6 +98,7 @@ void check_inner_dims(const SearchModuleLayoutsOptions& o, const std::vector<at:
   TORCH_CHECK_VALUE(o.experts.empty() || !o.expert_sizes.empty(),
                     "[search_module_layouts] there are patterns of experts "
                     "and no expert_sizes to try; {1, 2, 4} has");
+  check_sizes(o, "shard_sizes", o.shard_sizes);
   check_sizes(o, "expert_sizes", o.expert_sizes);
   check_sizes(o, "context_sizes", o.context_sizes);
   const bool has_lengths = absl::c_any_of(inputs, [](const at::Tensor& t) { return t.dim() > 1; });
@@ -169,11 +170,16 @@ std::optional<PipelineSchedule> schedule_of(const ModuleLayouts& layouts) {
 
 std::vector<std::string> search_mesh_dims(const SearchModuleLayoutsOptions& o) {
   std::vector<std::string> dims = {o.data_dim};
+  if (!o.shard_sizes.empty()) dims.push_back(o.shard_dim);
   if (!o.expert_sizes.empty()) dims.push_back(o.expert_dim);
   if (!o.context_sizes.empty()) dims.push_back(o.context_dim);
   dims.push_back(o.tensor_dim);
   return dims;
 }
+
+std::string shard_dim_of(const SearchModuleLayoutsOptions& o) { return o.shard_sizes.empty() ? "" : o.shard_dim; }
+
+int64_t dim_of_groups(const SearchModuleLayoutsOptions& o) { return o.shard_sizes.empty() ? 0 : 1; }
 
 std::string context_dim_of(const SearchModuleLayoutsOptions& o) { return o.context_sizes.empty() ? "" : o.context_dim; }
 
@@ -206,7 +212,8 @@ std::vector<std::vector<int64_t>> shapes_of(const SearchModuleLayoutsOptions& o,
   const auto keep = [&](const std::vector<int64_t>& sizes, size_t dim) {
     std::erase_if(shapes, [&](const auto& shape) { return !absl::c_linear_search(sizes, shape[dim]); });
   };
-  if (!o.expert_sizes.empty()) keep(o.expert_sizes, 1);
+  if (!o.shard_sizes.empty()) keep(o.shard_sizes, 1);
+  if (!o.expert_sizes.empty()) keep(o.expert_sizes, 1 + static_cast<size_t>(dim_of_groups(o)));
   if (!o.context_sizes.empty()) keep(o.context_sizes, dims.size() - 2);
   return shapes;
 }
@@ -235,10 +242,12 @@ std::vector<ModelArrangement> model_arrangements(const SearchModuleLayoutsOption
     }
   }
   TORCH_CHECK_VALUE(allowed, "[search_module_layouts] ", o.allows ? "`allows` allows no mesh" : "there is no mesh",
-                    " of ", o.ranks, " ranks", o.expert_sizes.empty() ? "" : " with a size of expert_sizes",
+                    " of ", o.ranks, " ranks", o.shard_sizes.empty() ? "" : " with a size of shard_sizes",
+                    o.expert_sizes.empty() ? "" : " with a size of expert_sizes",
                     o.context_sizes.empty() ? "" : " with a size of context_sizes");
   TORCH_CHECK_VALUE(!all.empty(), "[search_module_layouts] on each mesh that is allowed the data dim '", o.data_dim,
-                    o.expert_sizes.empty() ? "'" : "' times '" + o.expert_dim + "'",
+                    o.shard_sizes.empty() ? "'" : "' times '" + o.shard_dim + "'",
+                    o.expert_sizes.empty() ? "" : " times '" + o.expert_dim + "'",
                     " is larger than a micro-batch of the ", batch, " rows of the inputs",
                     o.context_sizes.empty() ? "" : ", or '" + o.context_dim + "' than dim 1 of an input",
                     tries_pipelines(o) ? ", or no number of micro-batches is a multiple of the pipeline ranks" : "");
@@ -254,9 +263,14 @@ ModelArrangement arrangement_of(const char* function, const ModuleLayouts& layou
   TORCH_CHECK_VALUE(layouts.experts == o.experts, "[", function, "] the layouts have the experts '",
                     absl::StrJoin(layouts.experts, "', '"), "', and the options '", absl::StrJoin(o.experts, "', '"),
                     "': give both the same patterns");
-  TORCH_CHECK_VALUE(layouts.context_dim == context_dim_of(o), "[", function, "] the layouts have the context_dim '",
-                    layouts.context_dim, "', and the options '", context_dim_of(o), "'",
-                    o.context_sizes.empty() ? ", as context_sizes is empty" : "", ": give both the same");
+  const auto check_dim = [&](const char* field, const std::string& dim, const std::string& of_options,
+                             const char* sizes) {
+    TORCH_CHECK_VALUE(dim == of_options, "[", function, "] the layouts have the ", field, " '", dim,
+                      "', and the options '", of_options, "'",
+                      of_options.empty() ? c10::str(", as ", sizes, " is empty") : "", ": give both the same");
+  };
+  check_dim("context_dim", layouts.context_dim, context_dim_of(o), "context_sizes");
+  check_dim("shard_dim", layouts.shard_dim, shard_dim_of(o), "shard_sizes");
   const std::string fault = pipeline_fault(layouts);
   TORCH_CHECK_VALUE(fault.empty(), "[", function, "] of the layouts ", fault);
   SearchModuleLayoutsOptions of_layouts = o;

@@ -17,8 +17,8 @@
 namespace dtensor::internal {
 
 struct ModelArrangement {
-  // The data dim, those of experts and of sequences if the options have them, and the tensor dim, of an abstract world
-  // of its own with the options' cost model; of one pipeline rank.
+  // The data dim, those of groups, experts and sequences if the options have them, and the tensor dim, of an abstract
+  // world of its own with the options' cost model; of one pipeline rank.
   DeviceMesh mesh;
   NamedNumbers settings = {};
   int64_t micro_batches = 1;
@@ -36,8 +36,11 @@ NamedNumbers mesh_sizes(const DeviceMesh& mesh);
 void check_options(const SearchModuleLayoutsOptions& options, const std::vector<at::Tensor>& inputs);
 // The names of the mesh dims.
 std::vector<std::string> search_mesh_dims(const SearchModuleLayoutsOptions& options);
-// ModuleLayouts::context_dim of what the search tries.
+// ModuleLayouts::context_dim and shard_dim of what the search tries.
 std::string context_dim_of(const SearchModuleLayoutsOptions& options);
+std::string shard_dim_of(const SearchModuleLayoutsOptions& options);
+// The mesh dim that groups of fully_shard() are sharded over.
+int64_t dim_of_groups(const SearchModuleLayoutsOptions& options);
 // Of an abstract world of its own with the options' cost model. `sizes`: one for each of these dims.
 DeviceMesh make_search_mesh(const SearchModuleLayoutsOptions& options, const std::vector<int64_t>& sizes);
 DeviceMesh make_one_rank_mesh(const SearchModuleLayoutsOptions& options);

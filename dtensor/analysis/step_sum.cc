@@ -90,7 +90,7 @@ PhasedStep step_of_layers(const PhasedStep& two, const PhasedStep& three, int64_
     return bytes_of_layers(two.memory.*kind, three.memory.*kind, layers);
   };
   result.memory = {of_layers(&LayoutMemory::parameters), of_layers(&LayoutMemory::gradients),
-                   of_layers(&LayoutMemory::optimizer_states), 0};
+                   of_layers(&LayoutMemory::optimizer_states), three.memory.gathered, 0};
   return result;
 }
 

@@ -14,6 +14,7 @@
 #include "dtensor/factories.h"
 #include "dtensor/gradient_buckets.h"
 #include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/remembered_bytes.h"
 #include "dtensor/predict_step.h"
 #include "dtensor/scopes.h"
 #include "dtensor/tensor/representation.h"
@@ -34,13 +35,13 @@ std::vector<at::Tensor> different_parameters(const torch::nn::Module& model) {
 }
 
 // Of the copies that groups of fully_shard() have.
-int64_t gathered_bytes(const torch::nn::Module& model) {
+int64_t gathered_bytes(const torch::nn::Module& model, int64_t dim_of_groups) {
   int64_t bytes = 0;
   for (const at::Tensor& p : different_parameters(model)) {
     const Spec& spec = *spec_of(p);
-    if (!spec.placements()[0].is_sharded()) continue;
+    if (!spec.placements()[dim_of_groups].is_sharded()) continue;
     Placements to = spec.placements();
-    to[0] = Replicate();
+    to[dim_of_groups] = Replicate();
     if (has_copy(p, to)) bytes += Spec::get(spec.mesh(), to, spec.meta())->max_local_bytes();
   }
   return bytes;
@@ -53,6 +54,16 @@ void add_phases(PhasedStep& to, const std::vector<StepSpan>& spans) {
   const auto backward = absl::c_find_if(spans, is_backward);
   to.phases.emplace_back(spans.begin(), backward);
   to.phases.emplace_back(backward, spans.end());
+}
+
+int64_t gathered_at_peak(const std::vector<std::vector<StepSpan>>& phases) {
+  const StepSpan* at = nullptr;
+  for (const auto& phase : phases) {
+    for (const StepSpan& span : phase) {
+      if (at == nullptr || span.peak_bytes > at->peak_bytes) at = &span;
+    }
+  }
+  return at == nullptr ? 0 : at->gathered_bytes;
 }
 
 // Activations of stages that a rank holds besides those of one micro-batch, which has those of all its stages, while
@@ -89,11 +100,13 @@ ModelWithLoss make_model(const TriedModel& tried, int64_t layers) {
 
 TrialStep::TrialStep(const TriedModel& tried, const ModelArrangement& arrangement, const ModuleLayouts& layouts,
                      int64_t layers)
-    : made_(make_model(tried, layers)), arrangement_(arrangement) {
+    : made_(make_model(tried, layers)), arrangement_(arrangement), dim_of_groups_(dim_of_groups(tried.options)) {
   const DeviceMesh& mesh = arrangement.mesh;
   const SearchModuleLayoutsOptions& o = tried.options;
   if (context_size(o, mesh) > 1) loss_of_sequences(o);
-  set_gradient_buckets(mesh.world(), {});  // that of another trial
+  // Of another trial in this world.
+  set_gradient_buckets(mesh.world(), {});
+  gathered_of(mesh)->evict_if([](const auto&) { return true; });
   apply_layouts(*made_.model, mesh, layouts);
   for (const at::Tensor& t : tried.inputs) {
     std::vector<int64_t> sizes = t.sizes().vec();
@@ -136,7 +149,7 @@ int64_t TrialStep::step_optimizer() {
 }
 
 int64_t TrialStep::activation_bytes() const {
-  return arrangement_.mesh.world().memory().live_bytes() - gathered_bytes(*made_.model);
+  return arrangement_.mesh.world().memory().live_bytes() - gathered_bytes(*made_.model, dim_of_groups_);
 }
 
 StepPrediction TrialStep::predict_micro_batch(PhasedStep& to, int64_t at_most) {
@@ -208,6 +221,7 @@ PhasedStep TrialStep::predict() {
   }
   if (optimizer_) add_optimizer(result);
   result.memory.optimizer_states = state_bytes_;
+  result.memory.gathered = gathered_at_peak(result.phases);
   return result;
 }
 

@@ -112,6 +112,14 @@ std::shared_ptr<RememberedBytes> gathered_of(const DeviceMesh& mesh) {
   return of_ranks(mesh, &OfWorld::gathered_by_ranks);
 }
 
+int64_t gathered_bytes(const World& world) {
+  OfWorld& all = of_world(world);
+  std::lock_guard lock(all.mutex);
+  int64_t most = 0;
+  for (const auto& [ranks, gathered] : all.gathered_by_ranks) most = std::max(most, gathered->bytes());
+  return most;
+}
+
 std::vector<std::shared_ptr<RememberedBytes>> all_remembered(const World& world) {
   OfWorld& all = of_world(world);
   std::lock_guard lock(all.mutex);

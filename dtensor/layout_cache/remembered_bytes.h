@@ -60,7 +60,9 @@ class RememberedBytes {
 std::shared_ptr<RememberedBytes> remembered_of(const DeviceMesh& mesh);
 // That of the gathered parameters of fully_shard() on those ranks: without a limit, and not in remembered_bytes().
 std::shared_ptr<RememberedBytes> gathered_of(const DeviceMesh& mesh);
-// All of them so far, one per set of ranks.
+// Of the gathered parameters on all sets of ranks so far, per rank; of a set that has most.
+int64_t gathered_bytes(const World& world);
+// All of remembered_of() so far, one per set of ranks.
 std::vector<std::shared_ptr<RememberedBytes>> all_remembered(const World& world);
 // In bytes, per rank and set of ranks.
 std::atomic<int64_t>& remembered_limit(const World& world);

@@ -88,6 +88,11 @@ TEST_CASE("ModuleLayouts: a file has the mesh dim for sequences and overlap", "[
   CHECK_THAT(fault(), Catch::Contains("'context_dim' is 'cp', and the mesh dim before the tensor dim 'ep'"));
   layouts.mesh = {{"dp", 2}, {"tp", 2}};
   CHECK_THAT(fault(), Catch::Contains("'mesh' has 2 dims; expected the data dim and the tensor dim"));
+  layouts.mesh = {{"dp", 2}, {"fsdp", 2}, {"ep", 4}, {"cp", 8}, {"tp", 2}}, layouts.shard_dim = "fsdp";
+  layouts.save(layouts_path());
+  CHECK(ModuleLayouts::load(layouts_path()).shard_dim == "fsdp");
+  layouts.mesh = {{"dp", 2}, {"ep", 4}, {"cp", 8}, {"tp", 2}};
+  CHECK_THAT(fault(), Catch::Contains("'shard_dim' is 'fsdp', and the mesh dim after the data dim 'ep'"));
 }
 
 TEST_CASE("ModuleLayouts: a file brings the same layouts back", "[dtensor][module_layouts]") {
@@ -232,8 +237,12 @@ TEST_CASE("search_module_layouts: memory by kind, counted by hand", "[dtensor][m
               (stages == 1 ? parameters : layers * kReplicatedOverData));  // unreduced in a pipeline
         CHECK(memory.optimizer_states == 2 * parameters);
         CHECK(memory.activations > 0);
+        CHECK((memory.gathered > 0) == groups);
+        CHECK(memory.gathered < kReplicatedOverData * layers);  // not all layers at once
       }
-      if (stages == 1) CHECK(trial.whole->memory.activations == peak_by_hand(trial.layouts, options) - 4 * parameters);
+      if (stages == 1)
+        CHECK(trial.whole->memory.activations + trial.whole->memory.gathered ==
+              peak_by_hand(trial.layouts, options) - 4 * parameters);
     }
   }
 }
@@ -245,8 +254,11 @@ TEST_CASE("search_module_layouts: explain() has the memory by kind", "[dtensor][
   CHECK(found.best.memory.optimizer_states == 0);
   CHECK(found.best.memory.parameters > 0);
   CHECK(found.explain().find("\n  at the peak: " + found.best.memory.to_string() + "\n") != std::string::npos);
-  CHECK(LayoutMemory{1024, 2048, 4096, 1 << 20}.to_string() ==
+  CHECK(LayoutMemory{1024, 2048, 4096, 0, 1 << 20}.to_string() ==
         "parameters 1024 B, gradients 2048 B, optimizer states 4096 B, activations and other 1.0 MiB");
+  CHECK(LayoutMemory{1024, 2048, 4096, 512, 1 << 20}.to_string() ==
+        "parameters 1024 B, gradients 2048 B, optimizer states 4096 B, gathered parameters 512 B, "
+        "activations and other 1.0 MiB");
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// search_module_layouts() with a mesh dim for sequences, and with overlap; layouts that have them.
+// search_module_layouts() with a mesh dim for sequences, with one for groups of fully_shard(), and with overlap;
+// layouts that have them.
 #include <torch/nn.h>
 
 #include <functional>
@@ -162,6 +163,66 @@ TEST_CASE("apply_layouts: a model over sharded sequences has the loss and gradie
   }
 }
 
+// ------------------------------------------------------------ groups on some ranks
+
+// Nodes of 4 ranks, and so much faster links within them that gathers over nodes are not worth their memory.
+SearchModuleLayoutsOptions over_nodes() {
+  SearchModuleLayoutsOptions options;
+  options.ranks = 8;
+  options.cost_model = round_numbers();
+  options.cost_model->between_nodes.fill({1e-4, 0, 1e7});
+  options.allows = [](const DeviceMesh& mesh) { return mesh.size("tp") == 1; };
+  return options;
+}
+
+TEST_CASE("search_module_layouts: groups are sharded within nodes, where that is enough memory",
+          "[dtensor][search_module_layouts]") {
+  SearchModuleLayoutsOptions options = over_nodes();
+  const std::vector<Tensor> ids = std::vector<Tensor>(2, torch::zeros({16, 8}, torch::kLong));
+  options.max_bytes = search_module_layouts(testing::make_blocks, ids, options).best.step.peak_bytes / 2;
+  const auto over_all = search_module_layouts(testing::make_blocks, ids, options).best;
+  options.shard_sizes = {2, 4, 8};
+  const auto hybrid = search_module_layouts(testing::make_blocks, ids, options);
+  CAPTURE(over_all.name(), over_all.step.to_string(), hybrid.explain(), hybrid.best.step.to_string());
+  CHECK(hybrid.best.mesh == NamedNumbers{{"dp", 2}, {"fsdp", 4}, {"tp", 1}});
+  CHECK(hybrid.best.shard_dim == "fsdp");
+  CHECK_FALSE(hybrid.best.groups.empty());
+  CHECK(hybrid.best.step.seconds() < over_all.step.seconds());
+  for (const PredictedCollectives& row : hybrid.best.step.communication) {
+    if (row.collective == Collective::kAllGather) CHECK(row.name() == "all_gather(fsdp)");
+  }
+}
+
+TEST_CASE("apply_layouts: groups over a mesh dim of their own have copies over the data dim",
+          "[dtensor][module_layouts]") {
+  const DeviceMesh mesh(World::local(8), {2, 2, 2}, {"dp", "fsdp", "tp"});
+  ModuleLayouts layouts{{{"dp", 2}, {"fsdp", 2}, {"tp", 2}}, {}, {"blocks.*", ""}, {}};
+  layouts.shard_dim = "fsdp";
+  const auto run = [&](const DeviceMesh& on, const ModuleLayouts& of) {
+    torch::manual_seed(3);
+    const ModelWithLoss made = fused_llama({});
+    apply_layouts(*made.model, on, of);
+    const MeshScope scope(on);
+    const Tensor ids = torch::arange(8 * 8).remainder(kVocab - 1).view({8, 8});
+    const auto rows = [&](const Tensor& t) { return distribute_tensor(t, on, {Shard(0), Shard(0), Replicate()}); };
+    const Tensor loss = made.loss({rows(ids), rows(ids + 1)});
+    loss.backward();
+    std::vector<Tensor> result{full_tensor(loss)};
+    for (const Tensor& p : made.model->parameters()) result.push_back(full_tensor(p.grad()));
+    if (on.size() > 1) {
+      const auto placements = DTensor(made.model->named_parameters()["blocks.0.wq.weight"]).placements();
+      CHECK(placements == Placements{Replicate(), Shard(0), Replicate()});
+    }
+    return result;
+  };
+  const std::vector<Tensor> expected = run(DeviceMesh(World::local(1), {1, 1, 1}, {"dp", "fsdp", "tp"}), layouts);
+  const std::vector<Tensor> found = run(mesh, layouts);
+  REQUIRE(found.size() == expected.size());
+  for (size_t i = 0; i < found.size(); ++i) CHECK(torch::allclose(found[i], expected[i], 1e-3, 1e-5));
+}
+
+// ------------------------------------------------------------ overlap
+
 TEST_CASE("search_module_layouts: with overlap groups are gathered ahead and gradients reduced in backward",
           "[dtensor][search_module_layouts]") {
   SearchModuleLayoutsOptions options = testing::slow_ranks();
@@ -197,6 +258,8 @@ TEST_CASE("search_module_layouts: errors of sequences", "[dtensor][search_module
   };
   const auto ids = token_ids(4, 8);
   CHECK_THAT(text(ids, [](auto& o) { o.context_sizes = {3}; }), Contains("context_sizes has 3, which does not divide"));
+  CHECK_THAT(text(ids, [](auto& o) { o.shard_sizes = {3}; }), Contains("shard_sizes has 3, which does not divide"));
+  CHECK_THAT(text(ids, [](auto& o) { o.shard_sizes = {2}, o.shard_dim = "dp"; }), Contains("'dp' is the name of two"));
   CHECK_THAT(text(ids, [](auto& o) { o.context_dim = "tp"; }), Contains("'tp' is the name of two mesh dims"));
   CHECK_THAT(text({torch::zeros({4})}, [](auto&) {}), Contains("none of the 1 inputs has two dims"));
   CHECK_THAT(text(token_ids(4, 2), [](auto& o) { o.context_sizes = {4}; }), Contains("'cp' than dim 1 of an input"));
