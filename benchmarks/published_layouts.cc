@@ -208,10 +208,7 @@ SearchModuleLayoutsOptions options_of(const PublishedTable& table, const Publish
     return std::make_shared<torch::optim::AdamW>(std::move(parameters), 1e-4);
   };
   options.cost_model = table.on.cost_model();
-  if (!p.layouts.context_dim.empty()) {
-    options.context_sizes = {p.layouts.mesh[1].second};
-    options.context_options.load_balance = true;
-  }
+  options.context_options.load_balance = true;
   return options;
 }
 
@@ -288,12 +285,13 @@ void compare_search(const PublishedTable& table, const std::vector<Predicted>& a
   std::printf("  found: %s, %.4g s a step, %.1f GB, after %lld steps\n", found.best.name().c_str(),
               found.best.step.seconds(), static_cast<double>(found.best.step.peak_bytes) / 1e9,
               static_cast<long long>(found.steps));
-  double least = std::numeric_limits<double>::infinity();
+  double least = std::numeric_limits<double>::infinity();  // none fits
   for (const Predicted& p : all) {
     if (p.layouts.step.peak_bytes <= options.max_bytes) least = std::min(least, p.layouts.step.seconds());
   }
-  gates.at_least(absl::StrCat(table.name, ": seconds a step, best published that fits by found"),
-                 least / found.best.step.seconds(), 1);
+  const std::string what = absl::StrCat(table.name, ": seconds a step, best published that fits by found");
+  if (std::isinf(least)) return gates.skip(what, "none is predicted to fit");
+  gates.at_least(what, least / found.best.step.seconds(), 1);
 }
 
 int run() {

@@ -79,7 +79,7 @@ class CommListener {
   // nothing was sent, or the communication failed (seconds > 0).
   virtual void on_failed(const CommEvent& /*event*/, const CommView& /*view*/) noexcept {}
   // A call that went on after on_call() has ended, as its results are needed: CommView::begun. Called on the thread
-  // that waited, once, if the listener is in its scope.
+  // that waited, once, if the listener is in its scope; never if the call failed, or if nothing waits for it.
   virtual void on_wait(uint64_t /*begun*/) {}
   // An operator has run.
   virtual void on_work(const WorkEvent& /*event*/) {}

@@ -214,8 +214,10 @@ std::string LayoutAdvice::explain() const {
 }
 
 LayoutAdvice advise_module_layouts(const MakeModel& make, const std::vector<at::Tensor>& inputs,
-                                   const ModuleLayouts& now, const SearchModuleLayoutsOptions& options) {
+                                   const ModuleLayouts& now, const SearchModuleLayoutsOptions& given) {
   TORCH_CHECK_VALUE(make, "[advise_module_layouts] make is an empty function");
+  SearchModuleLayoutsOptions options = given;
+  options.overlap = now.overlap;
   check_options(options, inputs);
   const ModelArrangement arrangement = arrangement_of("advise_module_layouts", now, options, inputs);
   TriedModels models;

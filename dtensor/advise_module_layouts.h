@@ -41,9 +41,9 @@ struct LayoutAdvice {
 
 // `now`: the sizes of the mesh, data dim first, whose product times the pipeline ranks is options.ranks, and which
 // options.allows need not allow; a value for each of options.settings, and the number of micro-batches; of a pipeline
-// its stages and schedule. The options should try these values, too: else
-// changes of the mesh alone are not found. With options.layers, `now` and the changes are predicted from models of 2
-// and 3 layers, in which all patterns must match; only the best of the search runs on all layers.
+// its stages and schedule. The search has now.overlap, whatever options.overlap is. The options should try these
+// values, too: else changes of the mesh alone are not found. With options.layers, `now` and the changes are predicted
+// from models of 2 and 3 layers, in which all patterns must match; only the best of the search runs on all layers.
 //
 // Errors (ValueError): those of search_module_layouts(); other mesh dims, sizes or settings; a number of micro-batches
 // that does not divide the batch; a pattern that matches no module; with options.layers, modules at one place of

@@ -140,14 +140,9 @@ void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const Modu
   if (!experts.empty())
     parallelize_module(module, mesh, of_experts, {.mesh_dim = layouts.mesh[dim_of_groups + 1].first});
   parallelize_module(module, mesh, layouts.styles, {.mesh_dim = layouts.mesh.back().first});
-  if (layouts.overlap) {
-    GradientBucketOptions buckets = gradient_buckets(mesh.world());
-    buckets.overlap = true;
-    set_gradient_buckets(mesh.world(), buckets);
-  }
-  if (groups.empty()) return;
   // A module comes before those around it, whose group gets what is left.
-  std::vector<torch::nn::Module*> in_groups = experts;
+  std::vector<torch::nn::Module*> in_groups;
+  if (!groups.empty()) in_groups = experts;
   absl::c_copy_if(groups, std::back_inserter(in_groups),
                   [&](torch::nn::Module* m) { return !absl::c_linear_search(experts, m); });
   absl::c_stable_sort(in_groups, [&](const torch::nn::Module* a, const torch::nn::Module* b) {
@@ -157,6 +152,11 @@ void apply_layouts(torch::nn::Module& module, const DeviceMesh& mesh, const Modu
     if (!has_parameters_without_group(*m)) continue;
     const int64_t dim = absl::c_linear_search(experts, m) ? 1 : 0;
     fully_shard(*m, mesh, {.mesh_dim = layouts.mesh[dim_of_groups].first, .prefetch = layouts.overlap, .dim = dim});
+  }
+  if (layouts.overlap) {
+    GradientBucketOptions buckets = gradient_buckets(mesh.world());
+    buckets.overlap = true;
+    set_gradient_buckets(mesh.world(), buckets);
   }
 }
 

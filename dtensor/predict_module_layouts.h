@@ -1,7 +1,7 @@
 // What a step of a model takes in given layouts, on imaginary ranks: one of the choices of search_module_layouts().
 //
 //   const ModuleLayouts now = ModuleLayouts::load("layouts.json");
-//   std::cout << predict_module_layouts(make, inputs, now, {.ranks = 64, .layers = 32}).step.to_string();
+//   std::cout << predict_module_layouts(make, inputs, now, {.layers = 32}).step.to_string();
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,15 +17,16 @@
 namespace dtensor {
 
 // The layouts with the predicted `step` and `memory`, which are those of all layers. Of the options those count that
-// say what a step is: ranks, names of mesh dims, experts, context_options, layers, between_layers, optimizer,
-// cost_model, device_type. Errors (ValueError): an empty function; options as of search_module_layouts(); layouts that
-// are not of these ranks, mesh dims and experts; a step in them that throws.
+// say what a step is: context_options, layers, between_layers, optimizer, cost_model, device_type. Errors (ValueError):
+// an empty function; layouts that ModuleLayouts::save() refuses; inputs with fewer rows or columns than ranks that
+// share them, or rows that micro-batches do not divide; a step in the layouts that throws.
 ModuleLayouts predict_module_layouts(const MakeModel& make, const std::vector<at::Tensor>& inputs,
                                      const ModuleLayouts& layouts, const SearchModuleLayoutsOptions& options);
 
 // The same step as pictures: to_svg() of both.
 struct ModuleTimelines {
-  // Forward and backward of the second micro-batch on one rank, of the layers of its pipeline rank.
+  // Forward and backward of one micro-batch, of several the second, on one rank, of the layers of its pipeline rank.
+  // The optimizer is not in the picture, but for the memory of its states.
   StepTimeline micro_batch;
   std::optional<PipelineTimeline> pipeline;  // of all micro-batches and pipeline ranks; nullopt: no pipeline
 };

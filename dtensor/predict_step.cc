@@ -74,7 +74,7 @@ class StepListener final : public CommListener {
 
   void on_call(const CommEvent& event, const CommView& view, bool before) override {
     if (before) return;
-    const GroupExtent group = extent_of(view);
+    const GroupExtent group = group_extent(*view.call.group, cost_->ranks_per_node);
     PredictedCollectives row{event.collective, event.mesh_dims, group.crosses_nodes()};
     row.seconds = cost_->collective(event.collective, group, event.bytes);
     const std::lock_guard lock(mutex_);
@@ -119,14 +119,6 @@ class StepListener final : public CommListener {
   }
 
  private:
-  // Where the groups of a call are; kept, as a step has many calls in few groups.
-  GroupExtent extent_of(const CommView& view) {
-    const Group* group = view.call.group;
-    const auto [known, is_new] = extents_.try_emplace(group);
-    if (is_new) known->second = group_extent(*group, cost_->ranks_per_node);
-    return known->second;
-  }
-
   // The measured time, if there is one. Else the start, and the longer of arithmetic and traffic; nothing for a view.
   // Products are measured for their arithmetic: a large matrix may take longer to read.
   double seconds_of(const WorkEvent& event) {
@@ -153,7 +145,6 @@ class StepListener final : public CommListener {
   const std::shared_ptr<const CostModel> cost_;
   MemoryMeter& meter_;
   std::vector<StepSpan>* const spans_;
-  absl::flat_hash_map<const Group*, GroupExtent> extents_;
   std::mutex mutex_;
   StepClock clock_;         // guarded by mutex_
   StepPrediction step_;     // likewise

@@ -283,7 +283,9 @@ bool improve_pairs(RunningSearch& search, const BestTrial& best) {
   if (next == nullptr) return false;
   search.improved.insert(next);
   const ClassStyles styles = best_in(*next)->styles;
-  search_styles(search, *next, styles.classes.size(), search.options.max_steps - search.result.steps,
+  const int64_t left = search.options.max_steps - search.result.steps;
+  const auto others = static_cast<int64_t>(search.all.size() - search.improved.size());
+  search_styles(search, *next, styles.classes.size(), best.trial->fits ? left : left / (others + 1),
                 [&](StyleSearch& s) { s.improve_pairs(styles); });
   return true;
 }

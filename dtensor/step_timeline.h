@@ -28,7 +28,9 @@ struct StepSpan {
 
 struct StepTimeline {
   StepPrediction step;
-  std::vector<StepSpan> spans;  // in the order in which they begin; without views
+  // In the order in which the program calls them, those beside operators begin later where others are under way.
+  // Without views.
+  std::vector<StepSpan> spans;
 
   // Above, memory over time, with its peak and the operator at which it is; below, the spans, forward and the
   // optimizer in one row, backward in another, and collectives beside them in a third, in a colour for each kind, with

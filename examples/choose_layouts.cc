@@ -127,29 +127,6 @@ SearchModuleLayoutsOptions options_of_flags(const examples::LlamaConfig& model, 
   return options;
 }
 
-// Of these layouts, the options that predict_module_layouts() wants: the mesh dims that they have.
-SearchModuleLayoutsOptions options_for(const ModuleLayouts& layouts, SearchModuleLayoutsOptions options) {
-  options.allows = nullptr, options.progress = nullptr;
-  const auto& mesh = layouts.mesh;
-  options.context_sizes.clear();
-  if (!layouts.context_dim.empty() && mesh.size() > 2) {
-    options.context_dim = layouts.context_dim;
-    options.context_sizes = {mesh[mesh.size() - 2].second};
-  }
-  options.shard_sizes.clear();
-  if (!layouts.shard_dim.empty() && mesh.size() > 2) {
-    options.shard_dim = layouts.shard_dim;
-    options.shard_sizes = {mesh[1].second};
-  }
-  options.expert_sizes.clear(), options.experts = layouts.experts;
-  const size_t dim_of_experts = 1 + options.shard_sizes.size(), named = 2 + options.shard_sizes.size();
-  if (mesh.size() > named + options.context_sizes.size()) {
-    options.expert_dim = mesh[dim_of_experts].first;
-    options.expert_sizes = {mesh[dim_of_experts].second};
-  }
-  return options;
-}
-
 int run() {
   const examples::LlamaConfig model = model_of_flags();
   const int64_t batch = absl::GetFlag(FLAGS_batch), length = absl::GetFlag(FLAGS_length);
@@ -165,8 +142,7 @@ int run() {
     if (absl::GetFlag(FLAGS_explain)) std::printf("%s", found.explain().c_str());
     layouts = found.best;
   } else {
-    layouts = ModuleLayouts::load(tools::user_path(given));
-    layouts = predict_module_layouts(make, inputs, layouts, options_for(layouts, options));
+    layouts = predict_module_layouts(make, inputs, ModuleLayouts::load(tools::user_path(given)), options);
   }
   std::printf("%s\n%s  of it           %s\n", layouts.name().c_str(), layouts.step.to_string().c_str(),
               layouts.memory.to_string().c_str());
@@ -175,7 +151,7 @@ int run() {
   if (const std::string path = absl::GetFlag(FLAGS_save); !path.empty()) layouts.save(tools::user_path(path));
   const std::string svg = absl::GetFlag(FLAGS_svg), pipeline_svg = absl::GetFlag(FLAGS_pipeline_svg);
   if (svg.empty() && pipeline_svg.empty()) return 0;
-  const ModuleTimelines timelines = predict_module_timelines(make, inputs, layouts, options_for(layouts, options));
+  const ModuleTimelines timelines = predict_module_timelines(make, inputs, layouts, options);
   if (!svg.empty()) tools::write_file("svg", svg, timelines.micro_batch.to_svg());
   if (pipeline_svg.empty()) return 0;
   if (!timelines.pipeline)

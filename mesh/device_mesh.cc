@@ -5,7 +5,6 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -30,8 +29,7 @@ struct MeshState {
   std::vector<int64_t> local_coordinates;  // ndim entries per local rank
 
   std::mutex nodes_mutex;
-  std::map<int64_t, uint64_t> between_nodes;                // dims_between_nodes() by ranks per node
-  std::map<std::pair<uint64_t, int64_t>, int64_t> on_node;  // ranks_on_node() by its arguments
+  std::map<int64_t, uint64_t> between_nodes;  // dims_between_nodes() by ranks per node
 
   std::mutex groups_mutex;
   std::map<Shape, std::unique_ptr<const Group>> groups;  // by dims
@@ -274,27 +272,6 @@ uint64_t DeviceMesh::dims_between_nodes(int64_t ranks_per_node) const {
     }
   }
   return it->second;
-}
-
-int64_t DeviceMesh::ranks_on_node(uint64_t dims, int64_t ranks_per_node) const {
-  MeshState& mesh = checked(state_);
-  TORCH_CHECK(ranks_per_node >= 1, "DeviceMesh::ranks_on_node: ranks_per_node is ", ranks_per_node,
-              "; a node has at least 1 rank");
-  std::lock_guard<std::mutex> lock(mesh.nodes_mutex);
-  auto [it, is_new] = mesh.on_node.try_emplace({dims, ranks_per_node}, 0);
-  if (!is_new) return it->second;
-  // By the coordinate on the other dims, which all ranks of a group share, and the node.
-  std::map<std::pair<int64_t, int64_t>, int64_t> counts;
-  for (int64_t i = 0; i < static_cast<int64_t>(mesh.ranks.size()); ++i) {
-    int64_t group = i, stride = 1;
-    for (int64_t d = mesh.ndim() - 1; d >= 0; stride *= mesh.shape[d--]) {
-      if ((dims >> d & 1) != 0) group -= i / stride % mesh.shape[d] * stride;
-    }
-    ++counts[{group, mesh.ranks[i] / ranks_per_node}];
-  }
-  int64_t least = std::numeric_limits<int64_t>::max();
-  for (const auto& [place, count] : counts) least = std::min(least, count);
-  return it->second = least;
 }
 
 const Group& DeviceMesh::group(c10::ArrayRef<int64_t> dims) const {

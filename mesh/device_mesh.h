@@ -76,9 +76,6 @@ class DeviceMesh {
   // Bit d is set if some group along dim d has ranks on different nodes, a node being `ranks_per_node` consecutive
   // ranks of the world. REQUIRES: ndim() <= 64. Cached.
   uint64_t dims_between_nodes(int64_t ranks_per_node) const;
-  // How many ranks of a group along `dims`, a bit each, are on the same node: of a node that has some, the least. The
-  // size of the group: all are on one. REQUIRES: ndim() <= 64. Cached.
-  int64_t ranks_on_node(uint64_t dims, int64_t ranks_per_node) const;
 
   // The submeshes with the given dims. Errors: unknown name, name twice, names out of the mesh's order.
   DeviceMesh operator[](std::string_view name) const;

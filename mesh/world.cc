@@ -259,7 +259,8 @@ size_t internal::slot_of_attachment(std::type_index type) {
   std::lock_guard lock(mutex);
   auto found = std::find(types.begin(), types.end(), type);
   if (found == types.end()) {
-    TORCH_INTERNAL_ASSERT(types.size() < kMostAttachments, "make kMostAttachments larger");
+    TORCH_CHECK(types.size() < kMostAttachments, "[World::attachment] ", kMostAttachments,
+                " types of attachments are the most that a process may have");
     found = types.insert(found, type);
   }
   return static_cast<size_t>(found - types.begin());

@@ -94,7 +94,7 @@ class World {
   // One T per world, made on first use and destroyed with it: the strategy cache, plan memo, ... T is
   // default-constructible. A T that holds specs or meshes (which hold their world) must have `void release()`: it is
   // called when the last handle in use and the last tensor are gone, and by release_caches(), and must drop them, or
-  // the world would keep itself alive.
+  // the world would keep itself alive. Error: a process has too many types of attachments, of all worlds together.
   template <typename T>
   T& attachment() const {
     static const size_t slot = internal::slot_of_attachment(typeid(T));

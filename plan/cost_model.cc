@@ -117,23 +117,16 @@ std::shared_ptr<const CostModel> built_in(bool packs) {
 
 }  // namespace
 
+double links_of(Collective kind, const GroupExtent& group) {
+  const bool in_rings =
+      kind == Collective::kAllGather || kind == Collective::kReduceScatter || kind == Collective::kAllReduce;
+  return in_rings ? static_cast<double>(group.on_node) : 1;
+}
+
 CostModel::CostModel() {
   // A node of GPUs on one switch; between nodes one 400 Gb/s link per GPU, and a network's latency.
   between_nodes.fill({/*latency=*/15e-6, /*hop_latency=*/2e-6, /*bandwidth=*/45e9});
 }
-
-namespace {
-
-// Between nodes. Gathers and reductions run in rings, one for each rank of a node, whose link leads to the next node.
-// What a rank receives in an exchange may all come from another node.
-double bytes_per_second(Collective kind, const GroupExtent& group, double within, double between) {
-  const bool in_rings =
-      kind == Collective::kAllGather || kind == Collective::kReduceScatter || kind == Collective::kAllReduce;
-  if (!in_rings) return between;
-  return std::max(std::min(static_cast<double>(group.on_node) * between, within), between);
-}
-
-}  // namespace
 
 double CostModel::collective(Collective kind, const GroupExtent& group, int64_t bytes) const {
   if (group.size <= 1) return 0;
@@ -143,8 +136,8 @@ double CostModel::collective(Collective kind, const GroupExtent& group, int64_t 
   if (kind == Collective::kPermute) hops = 1;
   const auto count = static_cast<double>(hops), received = static_cast<double>(bytes);
   if (!group.crosses_nodes()) return near.latency + count * near.hop_latency + received / near.bandwidth;
-  return far.latency + count * far.hop_latency +
-         received / bytes_per_second(kind, group, near.bandwidth, far.bandwidth);
+  const double together = std::min(links_of(kind, group) * far.bandwidth, near.bandwidth);
+  return far.latency + count * far.hop_latency + received / std::max(together, far.bandwidth);
 }
 
 double CostModel::products(double flops, c10::ScalarType dtype) const {

@@ -1,12 +1,13 @@
 // Estimated time of a collective, on two levels: within a node and between nodes; and of a rank's local work.
 //
-// Per level and collective: a latency, another one per doubling of the group (as in NCCL's trees, so that one
-// collective over several mesh dims is never slower than one per dim), and a bandwidth. Bytes are those of the ring
-// algorithms (Gloo's docs/algorithms.md, PyTorch's _collective_utils.py). A group that has ranks on two nodes is priced
-// as a whole at the level between nodes, where the links of all ranks that it has on a node carry the bytes of its
-// gathers and reductions: a gather over 2 x 8 ranks is as fast as eight links, but not faster than one within a node.
-// In an all-to-all each rank receives over its own link. The built-in numbers are estimates
-// for GPUs; `calibrate` measures a machine and writes a file:
+// Per level and collective: a latency, another one per doubling of the group (as in NCCL's trees, so that the latencies
+// of one collective over several mesh dims are not longer than those of one per dim), and a bandwidth. Bytes are those
+// of the ring algorithms (Gloo's docs/algorithms.md, PyTorch's _collective_utils.py). A group that has ranks on two
+// nodes is priced as a whole at the level between nodes. There predictions let the links of all ranks that a group has
+// on a node carry the bytes of its gathers and reductions: those over 2 x 8 ranks are as fast as eight links, but not
+// faster than one within a node; in an all-to-all each rank receives over its own link. Decisions price each collective
+// by one link (GroupExtent). The built-in numbers are estimates for GPUs; `calibrate` measures a machine and writes a
+// file:
 //
 //   set_cost_model(world, CostModel::load("cost_model.json"));   // or DTENSOR_COST_MODEL=cost_model.json in the environment
 #pragma once

@@ -3,11 +3,10 @@
 
 #include <cstdint>
 
+#include "comm/collective.h"
 #include "comm/group.h"
 
 namespace dtensor {
-
-class DeviceMesh;
 
 // A node is a number of consecutive ranks of the world.
 struct GroupExtent {
@@ -16,13 +15,16 @@ struct GroupExtent {
 
   bool crosses_nodes() const { return on_node < size; }
   static GroupExtent within_node(int64_t size) { return {size, size}; }
-  // Of ranks that exchange with few others, each over its own link.
+  // As if each rank had nothing but its own link to other nodes: how decisions price a collective, so that bytes of all
+  // kinds count alike, and what ranks take that exchange with few others.
   static GroupExtent of_links(int64_t size, bool crosses_nodes) { return {size, crosses_nodes ? 1 : size}; }
 };
 
-// Of the groups of a mesh along `dims`, a bit each. Cached in the mesh.
-GroupExtent group_extent(const DeviceMesh& mesh, uint64_t dims, int64_t ranks_per_node);
-// A mesh may list the ranks of a group in any order.
+// Over how many links between nodes a rank's bytes come: gathers and reductions run in rings, one for each rank of a
+// node, whose link leads to the next node; what a rank receives in other collectives may all come over its own.
+double links_of(Collective kind, const GroupExtent& group);
+
+// A mesh may list the ranks of a group in any order. Remembers the last answer in the group.
 GroupExtent group_extent(const Group& group, int64_t ranks_per_node);
 
 }  // namespace dtensor

@@ -104,9 +104,15 @@ GroupExtent extent_of(const RedistributePlan& plan, size_t s) {
     }
     return GroupExtent::of_links(static_cast<int64_t>(ranks.size()), nodes.size() > 1);
   }
-  uint64_t dims = 0;
-  for (int64_t dim : step.dims) dims |= uint64_t{1} << dim;
-  return group_extent(mesh_of(plan, s), dims, plan.cost->ranks_per_node);
+  const DeviceMesh& mesh = mesh_of(plan, s);
+  const uint64_t between_nodes = mesh.dims_between_nodes(plan.cost->ranks_per_node);
+  int64_t size = 1;
+  bool crosses_nodes = false;
+  for (int64_t dim : step.dims) {
+    size *= mesh.size(dim);
+    crosses_nodes |= (between_nodes >> dim & 1) != 0;
+  }
+  return GroupExtent::of_links(size, crosses_nodes);
 }
 
 // The latency of step s, as a `collective`.

@@ -238,8 +238,9 @@ Picoseconds Pricer::way_back(const Strategy& s) {
 Picoseconds Pricer::collective(Collective kind, int64_t d, int64_t bytes) const {
   const DeviceMesh& mesh = problem_.call.mesh;
   const int64_t passes = kind == Collective::kAllReduce ? 2 : 1;
-  const GroupExtent group = group_extent(mesh, uint64_t{1} << d, problem_.cost->ranks_per_node);
-  return picoseconds(problem_.cost->collective(kind, group, passes * bytes * (group.size - 1) / group.size));
+  const bool crosses = (mesh.dims_between_nodes(problem_.cost->ranks_per_node) >> d & 1) != 0;
+  return picoseconds(problem_.cost->collective(kind, GroupExtent::of_links(mesh.size(d), crosses),
+                                               passes * bytes * (mesh.size(d) - 1) / mesh.size(d)));
 }
 
 // Time to reduce a tensor with these placements along mesh dim d, to all ranks or to shards; 0 if it is not Partial

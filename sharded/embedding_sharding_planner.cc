@@ -63,8 +63,7 @@ TableSearch search_of(const ProcessGroup& group, const PlannerOptions& o) {
   search.min_columns = o.min_columns;
   search.shard_dense = o.shard_dense;
   search.cost = o.cost != nullptr ? *o.cost : *cost_model(group.world());
-  const uint64_t all_dims = (uint64_t{1} << group.mesh().ndim()) - 1;
-  search.on_node = group_extent(group.mesh(), all_dims, search.cost.ranks_per_node).on_node;
+  search.crosses_nodes = group.mesh().dims_between_nodes(search.cost.ranks_per_node) != 0;
   return search;
 }
 

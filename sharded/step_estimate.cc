@@ -65,7 +65,9 @@ StepEstimate StepSums::estimate() const {
   const auto pay = [&](Collective kind, double bytes, int times = 1) {
     if (setting_.ranks == 1 || bytes < 0.5) return;
     result.received += bytes * times;
-    result.seconds += times * setting_.cost.collective(kind, {setting_.ranks, setting_.on_node}, std::llround(bytes));
+    result.seconds +=
+        times * setting_.cost.collective(kind, GroupExtent::of_links(setting_.ranks, setting_.crosses_nodes),
+                                         std::llround(bytes));
   };
   if (tables_ > 0) {
     pay(Collective::kAllGather, ids_ * (n - 1));

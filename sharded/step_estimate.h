@@ -56,9 +56,9 @@ struct StepEstimate {
 // The facts of a step that all parameters share.
 struct StepSetting {
   int64_t ranks = 1;
-  double samples = 1;        // a rank and step
-  double memory_factor = 1;  // bytes kept per byte of parameter: gradients, moments
-  int64_t on_node = 1;       // GroupExtent::on_node
+  double samples = 1;          // a rank and step
+  double memory_factor = 1;    // bytes kept per byte of parameter: gradients, moments
+  bool crosses_nodes = false;  // argument of the cost model
   CostModel cost;
 };
 

@@ -179,7 +179,7 @@ class Climb {
 
 }  // namespace
 
-StepSetting TableSearch::setting() const { return {ranks, samples, memory_factor, on_node, cost}; }
+StepSetting TableSearch::setting() const { return {ranks, samples, memory_factor, crosses_nodes, cost}; }
 
 std::vector<ShardingChoice> TableSearch::possible(const ParameterFacts& p) const {
   std::vector<ShardingChoice> result = {{ShardingKind::kReplicated}};

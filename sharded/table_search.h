@@ -17,12 +17,12 @@ namespace dtensor::sharded {
 
 struct TableSearch {
   int64_t ranks = 1;
-  double samples = 1;        // a rank and step
-  int64_t budget = 0;        // bytes a rank
-  double memory_factor = 1;  // bytes kept per byte of parameter: gradients, moments
-  int64_t min_columns = 1;   // narrower column shards are not made
-  bool shard_dense = false;  // dense parameters may be cut by rows or columns
-  int64_t on_node = 1;       // GroupExtent::on_node
+  double samples = 1;          // a rank and step
+  int64_t budget = 0;          // bytes a rank
+  double memory_factor = 1;    // bytes kept per byte of parameter: gradients, moments
+  int64_t min_columns = 1;     // narrower column shards are not made
+  bool shard_dense = false;    // dense parameters may be cut by rows or columns
+  bool crosses_nodes = false;  // argument of the cost model
   CostModel cost;
 
   // The choices found, in the order of `parameters`; nullopt if none that was tried stays within the budget. A

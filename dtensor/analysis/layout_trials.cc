@@ -198,7 +198,7 @@ void LayoutTrials::run_whole(const LayoutTrial& of) {
     step.run();
     trial.whole = finished(step.predict(), trial.layouts);
     trial.fits = trial.whole->step.peak_bytes <= tried_.options.max_bytes;
-    if (!trial.fits) trial.layouts.step.peak_bytes = trial.whole->step.peak_bytes;
+    trial.layouts.step = trial.whole->step, trial.layouts.memory = trial.whole->memory;
   });
   trial.ran = trial.failure.empty();
 }

@@ -50,7 +50,7 @@ struct LayoutTrial {
   ClassStyles styles;  // all replicated where the tensor dim has one rank
   ModuleLayouts layouts;
   bool ran = false;  // false: it failed, or was not run, and layouts.step has only a lower bound of its memory
-  std::optional<PredictedChoice> whole;  // after run_whole(); layouts.step stays but for a peak beyond max_bytes
+  std::optional<PredictedChoice> whole;  // after run_whole(), which sets layouts.step, too
   bool fits = false;                     // ran, within max_bytes
   std::string failure;                   // the error of its step; "": none
 

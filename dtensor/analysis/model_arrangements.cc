@@ -87,7 +87,10 @@ void check_pipelines(const SearchModuleLayoutsOptions& o) {
   }
 }
 
-void check_sizes(const SearchModuleLayoutsOptions& o, const char* option, const std::vector<int64_t>& sizes) {
+void check_sizes(const SearchModuleLayoutsOptions& o, const char* option, const std::vector<int64_t>& sizes,
+                 const std::string& name) {
+  TORCH_CHECK_VALUE(sizes.empty() || !name.empty(), "[search_module_layouts] there are ", option,
+                    " and the name of their mesh dim is empty");
   for (const int64_t size : sizes) {
     TORCH_CHECK_VALUE(size >= 1 && o.ranks % size == 0, "[search_module_layouts] ", option, " has ", size,
                       ", which does not divide ", o.ranks, " ranks");
@@ -98,9 +101,9 @@ void check_inner_dims(const SearchModuleLayoutsOptions& o, const std::vector<at:
   TORCH_CHECK_VALUE(o.experts.empty() || !o.expert_sizes.empty(),
                     "[search_module_layouts] there are patterns of experts "
                     "and no expert_sizes to try; {1, 2, 4} has");
-  check_sizes(o, "shard_sizes", o.shard_sizes);
-  check_sizes(o, "expert_sizes", o.expert_sizes);
-  check_sizes(o, "context_sizes", o.context_sizes);
+  check_sizes(o, "shard_sizes", o.shard_sizes, o.shard_dim);
+  check_sizes(o, "expert_sizes", o.expert_sizes, o.expert_dim);
+  check_sizes(o, "context_sizes", o.context_sizes, o.context_dim);
   const bool has_lengths = absl::c_any_of(inputs, [](const at::Tensor& t) { return t.dim() > 1; });
   TORCH_CHECK_VALUE(o.context_sizes.empty() || has_lengths, "[search_module_layouts] context_sizes shards inputs by ",
                     "dim 1, and none of the ", inputs.size(), " inputs has two dims");
@@ -288,7 +291,12 @@ ModelArrangement arrangement_of(const char* function, const ModuleLayouts& layou
       absl::c_equal(layouts.settings, o.settings, [](const auto& a, const auto& b) { return a.first == b.first; }), "[",
       function, "] the layouts have the settings '", numbers_text(layouts.settings),
       "'; give one value for each of options.settings, in their order");
-  return {make_search_mesh(o, sizes), layouts.settings, layouts.micro_batches, schedule_of(layouts)};
+  const DeviceMesh mesh = make_search_mesh(o, sizes);
+  const int64_t rows = batch_of(inputs) / layouts.micro_batches, columns = length_of(inputs);
+  TORCH_CHECK_VALUE(ranks_of_rows(o, mesh) <= rows && context_size(o, mesh) <= columns, "[", function,
+                    "] the layouts divide ", rows, " rows of a micro-batch among ", ranks_of_rows(o, mesh),
+                    " ranks, and dim 1 of an input among ", context_size(o, mesh), "; some would have nothing");
+  return {mesh, layouts.settings, layouts.micro_batches, schedule_of(layouts)};
 }
 
 }  // namespace internal

@@ -71,15 +71,17 @@ PipelineTimeline simulate_stages(const PipelineSchedule& schedule, const StepTim
 double least_seconds(const TriedModel& tried, const ModelArrangement& arrangement) {
   const World world = arrangement.mesh.world();
   if (!cost_model(world)->operators.empty()) return 0;
-  const double work = product_seconds_of(tried, arrangement.layers_of_rank(tried.options.layers)) /
+  // Causal attention around a ring has half of the products that attention composed of products has on one rank.
+  const double share = context_size(tried.options, arrangement.mesh) > 1 ? 0.5 : 1;
+  const double work = share * product_seconds_of(tried, arrangement.layers_of_rank(tried.options.layers)) /
                       static_cast<double>(arrangement.mesh.size());
   if (!arrangement.schedule) return work;
   // Until its first forward and after its last backward, the last pipeline rank waits for one of both in a stage of
   // each other rank. ZB-H1 makes only the longer of forward and half a backward wait: of both at least a third.
   const PipelineSchedule& schedule = *arrangement.schedule;
-  const double share = schedule.name == "ZB-H1" ? 1. / 3 : 1. / static_cast<double>(arrangement.stages_per_rank());
+  const double waits = schedule.name == "ZB-H1" ? 1. / 3 : 1. / static_cast<double>(arrangement.stages_per_rank());
   const double of_one = work / static_cast<double>(arrangement.micro_batches);
-  return work + static_cast<double>(schedule.num_ranks - 1) * share * of_one;
+  return work + static_cast<double>(schedule.num_ranks - 1) * waits * of_one;
 }
 
 }  // namespace dtensor::internal

@@ -80,6 +80,8 @@ PhasedStep step_of_layers(const PhasedStep& two, const PhasedStep& three, int64_
   add_step(all, three.step, static_cast<double>(layers - 2));
   add_step(all, two.step, static_cast<double>(3 - layers));
   std::erase_if(all.communication, [](const auto& row) { return row.count <= 0; });
+  // What overlaps is not linear in the layers where communication is behind at first, and catches up.
+  all.overlapped_seconds = std::clamp(all.overlapped_seconds, 0., all.communication_seconds());
   all.live_bytes = bytes_of_layers(two.step.live_bytes, three.step.live_bytes, layers);
   all.peak_bytes = bytes_of_layers(two.step.peak_bytes, three.step.peak_bytes, layers);
   for (size_t p = 0; p < two.phases.size() && p < three.phases.size(); ++p)

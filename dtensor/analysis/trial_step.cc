@@ -152,7 +152,7 @@ int64_t TrialStep::activation_bytes() const {
   return arrangement_.mesh.world().memory().live_bytes() - gathered_bytes(*made_.model, dim_of_groups_);
 }
 
-StepPrediction TrialStep::predict_micro_batch(PhasedStep& to, int64_t at_most) {
+StepTimeline TrialStep::micro_batch_timeline(int64_t at_most) {
   std::optional<DelayGradientReduction> delay;
   if (arrangement_.schedule) delay.emplace();
   const int64_t before = activation_bytes();
@@ -162,16 +162,26 @@ StepPrediction TrialStep::predict_micro_batch(PhasedStep& to, int64_t at_most) {
     if (arrangement_.schedule) held = activation_bytes() - before;
     loss.backward();
   };
-  StepTimeline timeline = predict_timeline(run, arrangement_.mesh.world());
+  StepTimeline timeline = dtensor::predict_timeline(run, arrangement_.mesh.world());
+  if (!arrangement_.schedule) return timeline;
+  const int64_t others = held * others_in_flight(*arrangement_.schedule, at_most) / arrangement_.stages_per_rank();
+  for (StepSpan& span : timeline.spans) span.peak_bytes += others;
+  timeline.step.peak_bytes += others;
+  return timeline;
+}
+
+StepTimeline TrialStep::predict_timeline() {
+  run();
+  if (arrangement_.micro_batches == 1) return micro_batch_timeline(1);
+  run_micro_batch();
+  return micro_batch_timeline(arrangement_.micro_batches - 1);
+}
+
+StepPrediction TrialStep::predict_micro_batch(PhasedStep& to, int64_t at_most) {
+  StepTimeline timeline = micro_batch_timeline(at_most);
   add_phases(to, timeline.spans);
   to.forward_seconds = forward_seconds_of(timeline);
   to.backward_seconds = timeline.step.seconds() - to.forward_seconds;
-  if (!arrangement_.schedule) return std::move(timeline.step);
-  const int64_t others = held * others_in_flight(*arrangement_.schedule, at_most) / arrangement_.stages_per_rank();
-  for (size_t p = to.phases.size() - 2; p < to.phases.size(); ++p) {
-    for (StepSpan& span : to.phases[p]) span.peak_bytes += others;
-  }
-  timeline.step.peak_bytes += others;
   return std::move(timeline.step);
 }
 
@@ -193,7 +203,7 @@ void TrialStep::add_optimizer(PhasedStep& to) {
   for (auto& phase : to.phases) {
     for (StepSpan& span : phase) span.peak_bytes += states;
   }
-  const StepTimeline update = predict_timeline([&] { optimizer_->step(); }, world);
+  const StepTimeline update = dtensor::predict_timeline([&] { optimizer_->step(); }, world);
   add_phases(to, update.spans);
   add_step(to.step, update.step, 1);
   to.step.live_bytes += states;
@@ -214,7 +224,7 @@ PhasedStep TrialStep::predict() {
       // predict_timeline() wants an operator; it takes no time, or that of a "view" among measured operators.
       parameters.front().alias();
     };
-    const StepTimeline reduction = predict_timeline(reduce, arrangement_.mesh.world());
+    const StepTimeline reduction = dtensor::predict_timeline(reduce, arrangement_.mesh.world());
     add_phases(result, reduction.spans);
     add_step(result.step, reduction.step, 1);
     result.step.peak_bytes = std::max(result.step.peak_bytes, reduction.step.peak_bytes);

@@ -55,6 +55,9 @@ class TrialStep {
   // beginning. In a pipeline all micro-batches take the time of the second, and there are as many activations as
   // micro-batches are in flight at most.
   PhasedStep predict();
+  // Forward and backward of one micro-batch among the states of the optimizer: of several the second, and in a pipeline
+  // with the activations of all that are in flight.
+  StepTimeline predict_timeline();
   // A lower bound of what a rank holds at the end of backward: what is there before, and the gradients, which have the
   // layouts of their parameters.
   int64_t least_bytes(const std::vector<bool>& has_gradient) const;
@@ -63,6 +66,7 @@ class TrialStep {
 
  private:
   // `at_most`: micro-batches of which the pipeline rank holds activations.
+  StepTimeline micro_batch_timeline(int64_t at_most);
   StepPrediction predict_micro_batch(PhasedStep& to, int64_t at_most);
   StepPrediction predict_micro_batches(PhasedStep& to);
   void add_optimizer(PhasedStep& to);

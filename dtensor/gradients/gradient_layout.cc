@@ -119,6 +119,7 @@ class GradientLayoutHook final : public torch::autograd::FunctionPreHook {
 
 // Asked per call with a parameter: faster than dynamic_cast.
 bool is_ours(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook) {
+  if (hook == nullptr) return false;
   const torch::autograd::FunctionPreHook& h = *hook;
   return typeid(h) == typeid(GradientLayoutHook);
 }

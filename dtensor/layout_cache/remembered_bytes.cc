@@ -1,6 +1,7 @@
 #include "dtensor/layout_cache/remembered_bytes.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -34,7 +35,7 @@ std::shared_ptr<RememberedBytes> of_ranks(const DeviceMesh& mesh, ByRanks OfWorl
 
 uint64_t RememberedBytes::add(int64_t bytes, int64_t limit, std::weak_ptr<LocalStorage> of,
                               std::vector<Entry>& evicted) {
-  bytes = counted(bytes);
+  if (limit < std::numeric_limits<int64_t>::max()) bytes = counted(bytes);
   if (bytes > limit) return 0;
   std::lock_guard lock(mutex_);
   evicted = evict_locked(limit - bytes);

@@ -30,8 +30,8 @@ class RememberedBytes {
     std::weak_ptr<LocalStorage> of;  // the memory whose cache has the entry, by that id
   };
 
-  // Adds an entry, the most recently used; `evicted`: those that must be evicted for it. Returns its id; 0 if it does
-  // not fit (fits_in_cache()), and nothing is evicted.
+  // Adds an entry, the most recently used, which with a limit counts at least 512 bytes; `evicted`: those that must be
+  // evicted for it. Returns its id; 0 if it does not fit (fits_in_cache()), and nothing is evicted.
   uint64_t add(int64_t bytes, int64_t limit, std::weak_ptr<LocalStorage> of, std::vector<Entry>& evicted);
   void use(uint64_t id);
   void remove(uint64_t id);  // call when it was dropped, since its tensor was written to

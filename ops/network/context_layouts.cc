@@ -28,7 +28,8 @@ bool heads_fit(const Placement& p, int64_t heads, int64_t key_heads, int64_t ran
 double seconds(const RingCall& call, Collective kind, int64_t bytes) {
   const DeviceMesh& mesh = call.q->mesh();
   const auto model = cost_model(mesh.world());
-  return model->collective(kind, group_extent(mesh, uint64_t{1} << call.dim, model->ranks_per_node), bytes);
+  const bool crosses = (mesh.dims_between_nodes(model->ranks_per_node) >> call.dim & 1) != 0;
+  return model->collective(kind, GroupExtent::of_links(mesh.size(call.dim), crosses), bytes);
 }
 
 // Of the products in forward, for a rank with `pairs` of each of `heads` and of its batch.

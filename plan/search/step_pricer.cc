@@ -83,8 +83,8 @@ PricedStep StepPricer::moved(Kind kind, uint64_t dims, const PlacementPointers& 
 }
 
 // Several rounds have smaller buffers. No more rounds than the longest dim.
-void StepPricer::split_into_rounds(const PlacementPointers& before, const PlacementPointers& after,
-                                   const GroupExtent& group, PricedStep& edge) {
+void StepPricer::split_into_rounds(const PlacementPointers& before, const PlacementPointers& after, int64_t group,
+                                   PricedStep& edge) {
   int64_t longest = 1;
   for (int64_t d = 0; d < geometry.tensor_ndim(); ++d) longest = std::max(longest, geometry.size(d));
   longest = std::min(longest, kMaxRounds);
@@ -93,27 +93,25 @@ void StepPricer::split_into_rounds(const PlacementPointers& before, const Placem
     edge.chunks = std::min(chunks, longest);
     edge.peak_bytes = peak_with_buffers(edge, before, after);
   }
-  const double latency = cost_.collective(collective_of(edge.kind), group, 0);
+  const double latency =
+      cost_.collective(collective_of(edge.kind), GroupExtent::of_links(group, (edge.dims & between_nodes_) != 0), 0);
   edge.seconds += static_cast<double>(edge.chunks - 1) * latency;
-}
-
-GroupExtent StepPricer::extent_of(uint64_t dims) {
-  for (const auto& [known, extent] : extents_) {
-    if (known == dims) return extent;
-  }
-  return extents_.emplace_back(dims, group_extent(mesh_, dims, cost_.ranks_per_node)).second;
 }
 
 bool StepPricer::price(Kind kind, uint64_t dims, const PlacementPointers& before, const PlacementPointers& after,
                        PricedStep& edge) {
-  const GroupExtent group = extent_of(dims);
+  int64_t group = 1;
+  for (int64_t m = 0; m < geometry.ndim(); ++m) {
+    if ((dims >> m & 1) != 0) group *= geometry.mesh_size(m);
+  }
   const int64_t in = geometry.part_bytes(before);
   const int64_t out = geometry.part_bytes(after);
-  edge = moved(kind, dims, before, after, group.size, in, out);
+  edge = moved(kind, dims, before, after, group, in, out);
   edge.peak_bytes = in + out;
   if (edge.is_local()) return is_allowed(edge.peak_bytes);
 
-  edge.seconds += cost_.collective(collective_of(edge.kind), group, edge.bytes);
+  edge.seconds += cost_.collective(collective_of(edge.kind), GroupExtent::of_links(group, (dims & between_nodes_) != 0),
+                                   edge.bytes);
   if (!cost_.packs || leaves_buffers_out()) return is_allowed(edge.peak_bytes);
   if (std::max(in, out) >= limits_.max_bytes)
     return is_allowed(std::max(in, out) + 1);  // and at least one byte is sent

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
-#include <utility>
 
-#include "absl/container/inlined_vector.h"
 #include "comm/communicator.h"
 #include "plan/cost_model.h"
 #include "plan/redistribute_plan.h"
@@ -39,7 +37,6 @@ class StepPricer {
         communicator_(mesh.world().communicator()),
         cost_(cost),
         limits_(limits),
-        mesh_(mesh),
         between_nodes_(mesh.dims_between_nodes(cost.ranks_per_node)) {}
 
   // False if it cannot stay within the limits.
@@ -63,10 +60,8 @@ class StepPricer {
  private:
   PricedStep moved(RedistributeStep::Kind kind, uint64_t dims, const PlacementPointers& before,
                    const PlacementPointers& after, int64_t group, int64_t in, int64_t out) const;
-  void split_into_rounds(const PlacementPointers& before, const PlacementPointers& after, const GroupExtent& group,
+  void split_into_rounds(const PlacementPointers& before, const PlacementPointers& after, int64_t group,
                          PricedStep& edge);
-  // Of the groups along `dims`.
-  GroupExtent extent_of(uint64_t dims);
   // Whether a step that needs `peak_bytes` at least may be taken.
   bool is_allowed(int64_t peak_bytes) {
     if (peak_bytes <= limits_.max_bytes) return true;
@@ -78,9 +73,7 @@ class StepPricer {
   const Communicator& communicator_;  // of the mesh's world
   const CostModel& cost_;
   const Limits& limits_;
-  const DeviceMesh& mesh_;
   const uint64_t between_nodes_;
-  absl::InlinedVector<std::pair<uint64_t, GroupExtent>, 8> extents_;  // by dims
   int64_t least_refused_ = std::numeric_limits<int64_t>::max();
 };
 

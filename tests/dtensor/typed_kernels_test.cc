@@ -262,6 +262,46 @@ TEST_CASE("typed views of slices, transposed and conjugated tensors share their 
   }
 }
 
+TEST_CASE("parts of typed views have the strides that ATen gives them, also of dims of size 1 and of empty parts",
+          "[dtensor][typed_kernels]") {
+  const DeviceMesh mesh(World::local(2), {2}, {"dp"});
+  const auto check = [&](const Tensor& plain, const Placement& placement, const auto& view) {
+    const Tensor t = distribute_tensor(plain, mesh, {placement});
+    for (int i = 0; i < 2; ++i) {  // the second call is a typed one
+      const Tensor result = view(t);
+      const std::vector<Tensor> parts = local_tensors(t), views = local_tensors(result);
+      for (size_t r = 0; r < parts.size(); ++r) {
+        const Tensor expected = view(parts[r]);
+        CAPTURE(i, r, plain.sizes());
+        CHECK(views[r].sizes() == expected.sizes());
+        CHECK(views[r].strides() == expected.strides());
+        CHECK(views[r].suggest_memory_format() == expected.suggest_memory_format());
+        CHECK(views[r].storage_offset() == expected.storage_offset());
+      }
+    }
+  };
+  const auto detached = [](const Tensor& t) { return t.detach(); };
+  const auto as_it_is = [](const Tensor& t) { return t.view(t.sizes()); };
+  const Tensor images = torch::rand({4, 1, 3, 5}).contiguous(at::MemoryFormat::ChannelsLast);
+  for (const Placement& placement : {Placement(Replicate()), Placement(Shard(0))}) {
+    check(images, placement, detached);
+    check(images, placement, as_it_is);
+    check(torch::rand({1, 4}).t(), placement, detached);
+    check(torch::rand({6, 2, 2, 3, 1}), placement, as_it_is);
+  }
+  check(torch::rand({1, 3}), Shard(0), detached);  // the second rank has nothing
+  check(torch::rand({0, 3}), Replicate(), detached);
+  check(torch::rand({}), Replicate(), detached);
+}
+
+TEST_CASE("a typed view of a part that the program resized is an error", "[dtensor][typed_kernels]") {
+  const DeviceMesh mesh(World::local(1), {1}, {"dp"});
+  const Tensor t = distribute_tensor(torch::rand({4, 4}), mesh, {Replicate()});
+  t.view({16});
+  mutable_local_tensors(t)[0].resize_({2});
+  CHECK_THROWS_WITH(t.view({16}), Catch::Contains("is invalid for input of size 2"));
+}
+
 TEST_CASE("a write through the result of a typed view reaches its base", "[dtensor][typed_kernels]") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   const Tensor x = zeros({4, 4}, mesh, {Shard(0)}, {.requires_grad = true});

@@ -28,8 +28,8 @@ bool begins_to_shard(const std::vector<SpecPtr>& specs, size_t d, const DimStrat
          std::any_of(option.inputs.begin(), option.inputs.end(), [](const Placement& p) { return !p.is_replicate(); });
 }
 
-GroupExtent extent_along(const DeviceMesh& mesh, size_t d) {
-  return group_extent(mesh, uint64_t{1} << d, CostModel().ranks_per_node);
+bool crosses_nodes(const DeviceMesh& mesh, size_t d) {
+  return (mesh.dims_between_nodes(CostModel().ranks_per_node) >> d & 1) != 0;
 }
 
 Placements placements_of(const std::vector<DimStrategy>& chosen, int input) {
@@ -67,7 +67,8 @@ double reduction(const Spec& spec, size_t d, Collective kind = Collective::kAllR
   const DeviceMesh& mesh = spec.mesh();
   const int64_t n = mesh.size(static_cast<int64_t>(d));
   const int64_t passes = kind == Collective::kAllReduce ? 2 : 1;
-  return CostModel().collective(kind, extent_along(mesh, d), spec.max_local_bytes() * passes * (n - 1) / n);
+  return CostModel().collective(kind, GroupExtent::of_links(n, crosses_nodes(mesh, d)),
+                                spec.max_local_bytes() * passes * (n - 1) / n);
 }
 
 // Time to gather it again; minus the reduction of the product, if that could have been deferred.
@@ -81,7 +82,7 @@ double new_sharding_cost(const std::vector<SpecPtr>& specs, const std::vector<Di
     Placements whole = made->placements();
     whole[d] = Partial();
     const SpecPtr addends = made->with_placements(whole);
-    seconds += CostModel().collective(Collective::kAllGather, extent_along(made->mesh(), d),
+    seconds += CostModel().collective(Collective::kAllGather, GroupExtent::of_links(n, crosses_nodes(made->mesh(), d)),
                                       addends->max_local_bytes() * (n - 1) / n);
     double now = 0;
     for (const SpecPtr& s : specs) now += reduction(*s, d);

@@ -52,7 +52,7 @@ std::vector<Groups> Calibration::all_groups() const {
     all.push_back({DeviceMesh(world_, {n / size, size}, {"far", "near"}), 1});
     if (ranks_per_node_ < n) all.push_back({DeviceMesh(world_, {size, n / size}, {"far", "near"}), 0});
   }
-  for (Groups& g : all) g.extent = group_extent(g.mesh, uint64_t{1} << g.dim, ranks_per_node_);
+  for (Groups& g : all) g.extent = group_extent(g.group(), ranks_per_node_);
   return all;
 }
 
@@ -117,10 +117,10 @@ void Calibration::fit_level(const std::vector<Trial>& trials, bool crosses_nodes
     for (const Trial& t : trials) {
       const GroupExtent& extent = t.groups.extent;
       if (t.collective != c || extent.crosses_nodes() != crosses_nodes) continue;
-      if (crosses_nodes && extent.on_node > 1) continue;  // not over one rank's link alone
       const int64_t size = extent.size;
-      samples.push_back(
-          {count.collective(c, GroupExtent::within_node(size), 0), static_cast<double>(t.bytes), t.seconds});
+      // Over one rank's link.
+      const double bytes = static_cast<double>(t.bytes) / (crosses_nodes ? links_of(c, extent) : 1);
+      samples.push_back({count.collective(c, GroupExtent::within_node(size), 0), bytes, t.seconds});
       if (!std::count(sizes.begin(), sizes.end(), size)) sizes.push_back(size);
     }
     if (samples.empty()) continue;

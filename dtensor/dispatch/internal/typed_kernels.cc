@@ -16,12 +16,12 @@
 #include "dtensor/dispatch/core_fallback.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/decide_call.h"
+#include "dtensor/dispatch/internal/part_handles.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/layout_cache/storage_cache.h"
-#include "dtensor/tensor/contiguous_impl.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/typed_operators.h"
 #include "propagation/strategy_cache.h"
@@ -159,9 +159,9 @@ constexpr bool is_tensor = std::is_same_v<std::decay_t<T>, at::Tensor>;
 // Each rank's part of the result is a view of its part, with the sizes that follow from the layout.
 template <typename Op>
 constexpr bool is_plain_view = std::is_same_v<Op, at::_ops::view>;
-// Views whose sizes are an argument: each rank has its own.
+// Views whose sizes are an argument of the operator on the parts: each rank has its own.
 template <typename Op>
-constexpr bool takes_sizes = std::is_same_v<Op, at::_ops::view> || std::is_same_v<Op, at::_ops::expand>;
+constexpr bool takes_sizes = std::is_same_v<Op, at::_ops::expand>;
 // The result has other handles of the parts of the tensor.
 template <typename Op>
 constexpr bool is_identity = std::is_same_v<Op, at::_ops::detach> || std::is_same_v<Op, at::_ops::alias>;
@@ -182,37 +182,6 @@ bool all_contiguous(const RankTensors& locals) {
     if (!local.is_contiguous()) return false;
   }
   return true;
-}
-
-// Whether the operators below autograd that compute with the part are those of its device: not for views that are
-// conjugated or negated, and the like.
-bool is_dense(const at::Tensor& part) {
-  constexpr auto kAbove = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
-  return (part.key_set() - kAbove).highestFunctionalityKey() == c10::DispatchKey::Dense;
-}
-
-bool all_dense(const RankTensors& parts) { return std::all_of(parts.begin(), parts.end(), is_dense); }
-
-// As ATen's view(), below autograd. REQUIRES: the part is contiguous and dense.
-at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes) {
-  auto view = c10::make_intrusive<ContiguousImpl>(c10::TensorImpl::VIEW, c10::Storage(part.storage()), part.key_set(),
-                                                  part.dtype());
-  view->set_storage_offset(part.storage_offset());
-  view->set_first_sizes(sizes);
-  return at::Tensor(std::move(view));
-}
-
-at::Tensor other_handle(const at::Tensor& part) {
-  if (is_dense(part) && part.is_contiguous()) return view_part(part, part.sizes());  // cheaper
-  const c10::TensorImpl& impl = *part.unsafeGetTensorImpl();
-  return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), /*allow_tensor_metadata_change=*/true));
-}
-
-RankTensors other_handles(const RankTensors& parts) {
-  RankTensors handles;
-  handles.reserve(parts.size());
-  for (const at::Tensor& part : parts) handles.push_back(other_handle(part));
-  return handles;
 }
 
 // An argument of the operator on local rank r.
@@ -248,9 +217,13 @@ struct TypedKernel<Op, Result(Args...)> {
  private:
   static bool has_fitting_parts(const at::Tensor& self) {
     const RankTensors& locals = meta_without_sync(self).locals;
-    if constexpr (is_plain_view<Op>) return all_contiguous(locals) && all_dense(locals);
-    if constexpr (takes_sizes<Op>) return all_contiguous(locals);
-    return true;
+    if constexpr (is_plain_view<Op>) {
+      return may_view_parts(locals);
+    } else if constexpr (takes_sizes<Op>) {
+      return all_contiguous(locals);
+    } else {
+      return true;
+    }
   }
 
   static Result run(DirectCall& direct, Args... args) {

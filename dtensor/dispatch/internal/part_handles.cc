@@ -1,0 +1,61 @@
+#include "dtensor/dispatch/internal/part_handles.h"
+
+#include <c10/core/DispatchKeySet.h>
+#include <c10/util/accumulate.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "dtensor/tensor/contiguous_impl.h"
+
+namespace dtensor::internal {
+namespace {
+
+// Whether the operators below autograd that compute with the part are those of its device: not for views that are
+// conjugated or negated, and the like.
+bool is_dense(const at::Tensor& part) {
+  constexpr auto kAbove = c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::autocast_dispatch_keyset;
+  return (part.key_set() - kAbove).highestFunctionalityKey() == c10::DispatchKey::Dense;
+}
+
+// Stricter than is_contiguous(), which strides of dims of size 1 do not concern, nor those of an empty tensor: a view
+// keeps them.
+bool is_row_major(const at::Tensor& part) {
+  const c10::IntArrayRef sizes = part.sizes(), strides = part.strides();
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    if (strides[d] != stride) return false;
+    stride *= std::max<int64_t>(sizes[d], 1);
+  }
+  return true;
+}
+
+bool may_view(const at::Tensor& part) { return is_dense(part) && is_row_major(part); }
+
+at::Tensor other_handle(const at::Tensor& part) {
+  if (may_view(part)) return view_part(part, part.sizes());  // cheaper
+  const c10::TensorImpl& impl = *part.unsafeGetTensorImpl();
+  return at::Tensor(impl.shallow_copy_and_detach(impl.version_counter(), /*allow_tensor_metadata_change=*/true));
+}
+
+}  // namespace
+
+bool may_view_parts(const RankTensors& parts) { return std::all_of(parts.begin(), parts.end(), may_view); }
+
+at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes) {
+  if (c10::multiply_integers(sizes) != part.numel()) return part.view(sizes);  // the program resized it: ATen's error
+  auto view = c10::make_intrusive<ContiguousImpl>(c10::TensorImpl::VIEW, c10::Storage(part.storage()), part.key_set(),
+                                                  part.dtype());
+  view->set_storage_offset(part.storage_offset());
+  view->set_first_sizes(sizes);
+  return at::Tensor(std::move(view));
+}
+
+RankTensors other_handles(const RankTensors& parts) {
+  RankTensors handles;
+  handles.reserve(parts.size());
+  for (const at::Tensor& part : parts) handles.push_back(other_handle(part));
+  return handles;
+}
+
+}  // namespace dtensor::internal
