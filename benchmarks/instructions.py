@@ -18,13 +18,13 @@ import tempfile
 
 from rows import Rows
 
-# Where there is "plain NAME", too, these are the instructions beyond those; (goal, as it is now, with 10 % more).
+# Where there is "plain NAME", too, these are the instructions beyond those; (goal, a tenth above the most that was seen).
 LIMITS = {
     "five redistributions": (150_000, 160_000),
     "add": (4_000, 3_650),
     "add_": (4_000, 1_650),
     # 2,505 to 3,498 on one machine, and plain LibTorch's own 16,043 to 16,266, by the environment of the process and what
-    # else is in the program.
+    # else is in the program: more than a tenth is left for others.
     "mul by a number": (4_000, 4_700),
     "mm of 8 x 8": (4_000, 3_400),
     "view": (4_000, 3_600),

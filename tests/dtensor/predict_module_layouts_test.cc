@@ -54,6 +54,23 @@ TEST_CASE("predict_module_layouts: layouts that fit nowhere are predicted, too",
   CHECK(predict_module_layouts(make_blocks, sequences(), layouts, options).step.peak_bytes > 1);
 }
 
+TEST_CASE("predict_module_layouts: the layouts say how many ranks there are, and which mesh dims",
+          "[dtensor][predict_module_layouts]") {
+  SearchModuleLayoutsOptions options = searched(false);
+  options.ranks = 0, options.data_dim = "rows";
+  ModuleLayouts layouts{{{"dp", 2}, {"fsdp", 2}, {"cp", 2}, {"tp", 1}}, {}, {"blocks.*", ""}, {}};
+  layouts.shard_dim = "fsdp", layouts.context_dim = "cp";
+  const ModuleLayouts predicted = predict_module_layouts(make_blocks, sequences(), layouts, options);
+  CAPTURE(predicted.step.to_string());
+  const auto has = [&](const std::string& name) {
+    return std::any_of(predicted.step.communication.begin(), predicted.step.communication.end(),
+                       [&](const PredictedCollectives& row) { return row.name() == name; });
+  };
+  CHECK(has("all_gather(fsdp)"));
+  CHECK_FALSE(has("all_gather(dp)"));
+  CHECK(predicted.memory.gathered > 0);
+}
+
 TEST_CASE("predict_module_timelines: a micro-batch, and the pipeline whose times it has",
           "[dtensor][predict_module_layouts]") {
   const SearchModuleLayoutsOptions options = searched(true);
@@ -83,9 +100,11 @@ TEST_CASE("predict_module_layouts: errors", "[dtensor][predict_module_layouts]")
     change(layouts, options);
     return error_text([&] { predict_module_layouts(make_blocks, sequences(), layouts, options); });
   };
-  CHECK_THAT(text([](auto& l, auto&) { l.mesh[0].second = 4; }),
-             Contains("[predict_module_layouts] the mesh of the layouts is 'dp=4 tp=2'") && Contains("of 4 ranks"));
-  CHECK_THAT(text([](auto& l, auto&) { l.context_dim = "cp"; }), Contains("the context_dim 'cp', and the options ''"));
+  CHECK_THAT(text([](auto& l, auto&) { l.mesh[0].second = 32; }),
+             Contains("[predict_module_layouts] the layouts divide 16 rows of a micro-batch among 32 ranks"));
+  CHECK_THAT(text([](auto& l, auto&) { l.context_dim = "cp"; }),
+             Contains("[predict_module_layouts] of the layouts 'mesh' has 2 dims"));
+  CHECK_THAT(text([](auto& l, auto&) { l.stages = 2; }), Contains("[predict_module_layouts] of the layouts "));
   CHECK_THAT(text([](auto& l, auto&) { l.groups = {"nothing"}; }), Contains("'nothing' of a group matches no module"));
   CHECK_THAT(text([](auto& l, auto&) { l.micro_batches = 3; }), Contains("cannot be divided into 3 micro-batches"));
   const ModuleLayouts layouts{{{"dp", 2}, {"tp", 2}}, {}, {}, {}};

@@ -9,6 +9,7 @@
 
 #include "absl/algorithm/container.h"
 #include "dtensor/advise_module_layouts.h"
+#include "dtensor/analysis/step_sum.h"
 #include "dtensor/apply_layouts.h"
 #include "dtensor/context_parallel.h"
 #include "dtensor/dtensor.h"
@@ -249,6 +250,30 @@ TEST_CASE("advise_module_layouts: overlap is a change", "[dtensor][search_module
   CHECK(found->reason.find("overlapped") != std::string::npos);
 }
 
+TEST_CASE("advise_module_layouts: layouts with overlap are compared with others that have it",
+          "[dtensor][search_module_layouts]") {
+  ModuleLayouts now{{{"dp", 4}, {"tp", 1}}, {}, {"blocks.*", ""}, {}};
+  now.overlap = true;
+  const LayoutAdvice advice =
+      advise_module_layouts(testing::make_blocks, testing::sequences(), now, testing::slow_ranks());
+  CAPTURE(advice.explain());
+  CHECK(advice.best.overlap);
+  CHECK(advice.best.step.overlapped_seconds >= 0);
+}
+
+TEST_CASE("search_module_layouts: of a model of many layers no more overlaps than is communicated",
+          "[dtensor][search_module_layouts]") {
+  internal::PhasedStep two, three;
+  two.step.communication = {{Collective::kAllGather, "dp", false, 2, 20, 2}};
+  three.step.communication = {{Collective::kAllGather, "dp", false, 3, 30, 3}};
+  two.step.product_seconds = 2, three.step.product_seconds = 3;
+  two.step.overlapped_seconds = 0.5, three.step.overlapped_seconds = 2.5;  // the links have caught up
+  const StepPrediction all = internal::step_of_layers(two, three, 10).step;
+  CHECK(all.communication_seconds() == Approx(10));
+  CHECK(all.overlapped_seconds == Approx(10));
+  CHECK(all.seconds() == Approx(10));
+}
+
 TEST_CASE("search_module_layouts: errors of sequences", "[dtensor][search_module_layouts]") {
   using Catch::Contains;
   const auto text = [](const std::vector<Tensor>& inputs, const std::function<void(SearchModuleLayoutsOptions&)>& set) {
@@ -260,6 +285,8 @@ TEST_CASE("search_module_layouts: errors of sequences", "[dtensor][search_module
   CHECK_THAT(text(ids, [](auto& o) { o.context_sizes = {3}; }), Contains("context_sizes has 3, which does not divide"));
   CHECK_THAT(text(ids, [](auto& o) { o.shard_sizes = {3}; }), Contains("shard_sizes has 3, which does not divide"));
   CHECK_THAT(text(ids, [](auto& o) { o.shard_sizes = {2}, o.shard_dim = "dp"; }), Contains("'dp' is the name of two"));
+  CHECK_THAT(text(ids, [](auto& o) { o.context_dim = ""; }),
+             Contains("there are context_sizes and the name of their mesh dim is empty"));
   CHECK_THAT(text(ids, [](auto& o) { o.context_dim = "tp"; }), Contains("'tp' is the name of two mesh dims"));
   CHECK_THAT(text({torch::zeros({4})}, [](auto&) {}), Contains("none of the 1 inputs has two dims"));
   CHECK_THAT(text(token_ids(4, 2), [](auto& o) { o.context_sizes = {4}; }), Contains("'cp' than dim 1 of an input"));

@@ -16,6 +16,7 @@
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
+#include "dtensor/from_local.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/typed_operators.h"
 #include "observe/comm_debug_mode.h"
