@@ -270,7 +270,7 @@ TEST_CASE("parts of typed views have the strides that ATen gives them, also of d
     const Tensor t = distribute_tensor(plain, mesh, {placement});
     for (int i = 0; i < 2; ++i) {  // the second call is a typed one
       const Tensor result = view(t);
-      const std::vector<Tensor> parts = local_tensors(t), views = local_tensors(result);
+      const std::vector<Tensor> parts = to_local(t), views = to_local(result);
       for (size_t r = 0; r < parts.size(); ++r) {
         const Tensor expected = view(parts[r]);
         CAPTURE(i, r, plain.sizes());
