@@ -34,7 +34,7 @@
 ABSL_FLAG(std::string, only, "", "the tables whose names contain this");
 ABSL_FLAG(bool, search, true, "search layouts for the tables that have one batch and number of ranks");
 ABSL_FLAG(bool, explain, false, "print the terms of each prediction");
-ABSL_FLAG(int64_t, max_steps, 1500, "that a search may run");
+ABSL_FLAG(int64_t, max_steps, 5000, "that a search may run");
 
 namespace {
 
