@@ -266,14 +266,15 @@ TEST_CASE("typed views of slices, transposed and conjugated tensors share their 
 TEST_CASE("parts of typed views have the strides that ATen gives them, also of dims of size 1 and of empty parts",
           "[dtensor][typed_kernels]") {
   const DeviceMesh mesh(World::local(2), {2}, {"dp"});
-  const auto check = [&](const Tensor& plain, const Placement& placement, const auto& view) {
-    const Tensor t = distribute_tensor(plain, mesh, {placement});
+  const auto check = [&](const std::vector<Tensor>& given, const Placement& placement, const auto& view) {
+    const Tensor t = from_local(given, mesh, {placement});
     for (int i = 0; i < 2; ++i) {  // the second call is a typed one
       const Tensor result = view(t);
-      const std::vector<Tensor> parts = to_local(t), views = to_local(result);
+      const internal::RankTensors &parts = internal::meta_without_sync(t).locals,
+                                  &views = internal::meta_without_sync(result).locals;
       for (size_t r = 0; r < parts.size(); ++r) {
         const Tensor expected = view(parts[r]);
-        CAPTURE(i, r, plain.sizes());
+        CAPTURE(i, r, given[r].sizes(), given[r].strides());
         CHECK(views[r].sizes() == expected.sizes());
         CHECK(views[r].strides() == expected.strides());
         CHECK(views[r].suggest_memory_format() == expected.suggest_memory_format());
@@ -283,16 +284,17 @@ TEST_CASE("parts of typed views have the strides that ATen gives them, also of d
   };
   const auto detached = [](const Tensor& t) { return t.detach(); };
   const auto as_it_is = [](const Tensor& t) { return t.view(t.sizes()); };
-  const Tensor images = torch::rand({4, 1, 3, 5}).contiguous(at::MemoryFormat::ChannelsLast);
+  const auto both = [](const Tensor& part) { return std::vector<Tensor>{part, part}; };
+  const Tensor images = torch::rand({4, 3, 5, 1}).permute({0, 3, 1, 2});  // channels-last
   for (const Placement& placement : {Placement(Replicate()), Placement(Shard(0))}) {
-    check(images, placement, detached);
-    check(images, placement, as_it_is);
-    check(torch::rand({1, 4}).t(), placement, detached);
-    check(torch::rand({6, 2, 2, 3, 1}), placement, as_it_is);
+    check(both(images), placement, detached);
+    check(both(images), placement, as_it_is);
+    check(both(torch::rand({1, 4}).t()), placement, detached);
+    check(both(torch::rand({6, 2, 2, 3, 1})), placement, as_it_is);
+    check(both(torch::rand({0, 3})), placement, detached);
   }
-  check(torch::rand({1, 3}), Shard(0), detached);  // the second rank has nothing
-  check(torch::rand({0, 3}), Replicate(), detached);
-  check(torch::rand({}), Replicate(), detached);
+  check({torch::rand({1, 3}), torch::rand({0, 3})}, Shard(0), detached);
+  check(both(torch::rand({})), Replicate(), detached);
 }
 
 TEST_CASE("a typed view of a part that the program resized is an error", "[dtensor][typed_kernels]") {
