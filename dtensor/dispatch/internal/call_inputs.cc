@@ -158,6 +158,7 @@ void note_factory_inputs(c10::ArrayRef<const at::Tensor*> tensors, CallContext& 
 
 }  // namespace
 
+// Whether note_context() would note nothing: what that notes must be asked here, too.
 bool has_no_hints(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors) {
   for (const at::Tensor* t : tensors) {
     const DTensorMeta& meta = meta_without_sync(*t);
