@@ -10,7 +10,7 @@
 #include <torch/nn.h>
 #include <torch/optim.h>
 
-#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <string>
@@ -18,9 +18,11 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/flags/flag.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "dtensor/predict_module_layouts.h"
 #include "dtensor/search_module_layouts.h"
 #include "examples/models/searched_llama.h"
@@ -122,7 +124,8 @@ SearchModuleLayoutsOptions options_of_flags(const examples::LlamaConfig& model, 
     return mesh.size("tp") * experts <= per_node;
   };
   options.progress = [](int64_t steps, double seconds) {
-    std::fprintf(stderr, "\r%lld choices, best %.3g s a step ", static_cast<long long>(steps), seconds);
+    const std::string best = std::isinf(seconds) ? "none fits yet" : absl::StrFormat("best %.3g s a step", seconds);
+    std::fprintf(stderr, "\r%lld choices, %-24s", static_cast<long long>(steps), best.c_str());
   };
   return options;
 }
@@ -137,8 +140,11 @@ int run() {
   const std::string given = absl::GetFlag(FLAGS_predict);
   ModuleLayouts layouts;
   if (given.empty()) {
-    const ModuleLayoutSearch found = search_module_layouts(make, inputs, options);
-    std::fputc('\n', stderr);
+    const auto search = [&] {
+      const absl::Cleanup end_line = [] { std::fputc('\n', stderr); };  // of progress, also before an error
+      return search_module_layouts(make, inputs, options);
+    };
+    const ModuleLayoutSearch found = search();
     if (absl::GetFlag(FLAGS_explain)) std::printf("%s", found.explain().c_str());
     layouts = found.best;
   } else {

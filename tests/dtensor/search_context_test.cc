@@ -259,6 +259,10 @@ TEST_CASE("advise_module_layouts: layouts with overlap are compared with others 
   CAPTURE(advice.explain());
   CHECK(advice.best.overlap);
   CHECK(advice.best.step.seconds() < advice.now.step.seconds());
+  SearchModuleLayoutsOptions with_overlap = testing::slow_ranks();
+  with_overlap.overlap = true;
+  const ModuleLayouts found = search_module_layouts(testing::make_blocks, testing::sequences(), with_overlap).best;
+  CHECK(advice.best.step.seconds() == Approx(found.step.seconds()));
 }
 
 TEST_CASE("search_module_layouts: of a model of many layers no more overlaps than is communicated",
