@@ -38,22 +38,27 @@ Tensor large(const DeviceMesh& mesh, Placements placements) {
   return zeros({int64_t{1} << 20, int64_t{1} << 14}, mesh, placements);
 }
 
+// A tensor that takes long to gather, and a small one.
+struct OnEightRanks {
+  World world = slow_operators();
+  DeviceMesh mesh{world, {8}, {"dp"}};
+  Tensor t = large(mesh, {Shard(0)}), other = zeros({2}, mesh, {Replicate()});
+};
+
 Tensor gathered_later(const Tensor& t) {
   return redistribute(t, Placements(DTensor(t).mesh().ndim(), Replicate()), {.async_op = true});
 }
 
 TEST_CASE("predict_step: a gather with async_op goes on beside operators until it is read", "[dtensor][predict_step]") {
-  const World world = slow_operators();
-  const DeviceMesh mesh(world, {8}, {"dp"});
-  const Tensor t = large(mesh, {Shard(0)}), other = zeros({2}, mesh, {Replicate()});
+  const OnEightRanks on;
   const auto step = [&](bool async, int operators) {
     return predict_step(
         [&] {
-          const Tensor whole = redistribute(t, {Replicate()}, {.async_op = async});
-          for (int i = 0; i < operators; ++i) torch::relu(other);
-          whole.view({-1}).slice(0, 0, 2).add(other);
+          const Tensor whole = redistribute(on.t, {Replicate()}, {.async_op = async});
+          for (int i = 0; i < operators; ++i) torch::relu(on.other);
+          whole.view({-1}).slice(0, 0, 2).add(on.other);
         },
-        world);
+        on.world);
   };
   const StepPrediction waits = step(false, 3), beside = step(true, 3);
   CAPTURE(waits.to_string(), beside.to_string());
@@ -72,15 +77,13 @@ TEST_CASE("predict_step: a gather with async_op goes on beside operators until i
 
 TEST_CASE("predict_step: a step ends with its last collective, also if nothing reads its result",
           "[dtensor][predict_step]") {
-  const World world = slow_operators();
-  const DeviceMesh mesh(world, {8}, {"dp"});
-  const Tensor t = large(mesh, {Shard(0)}), other = zeros({2}, mesh, {Replicate()});
+  const OnEightRanks on;
   const StepPrediction p = predict_step(
       [&] {
-        torch::relu(other);
-        gathered_later(t);
+        torch::relu(on.other);
+        gathered_later(on.t);
       },
-      world);
+      on.world);
   CHECK(p.overlapped_seconds == 0);
   CHECK(p.seconds() == Approx(1 + p.communication_seconds()));
 }
@@ -108,16 +111,14 @@ TEST_CASE("predict_step: collectives at one level follow one another, at two lev
 
 TEST_CASE("predict_step: a collective that operators wait for begins after those under way at its level",
           "[dtensor][predict_step]") {
-  const World world = slow_operators();
-  const DeviceMesh mesh(world, {8}, {"dp"});
-  const Tensor t = large(mesh, {Shard(0)}), other = zeros({2}, mesh, {Replicate()});
+  const OnEightRanks on;
   const StepPrediction p = predict_step(
       [&] {
-        const Tensor later = gathered_later(t);
-        torch::relu(other);
-        redistribute(large(mesh, {Shard(1)}), {Replicate()});
+        const Tensor later = gathered_later(on.t);
+        torch::relu(on.other);
+        redistribute(large(on.mesh, {Shard(1)}), {Replicate()});
       },
-      world);
+      on.world);
   CAPTURE(p.to_string());
   CHECK(p.seconds() >= p.communication_seconds());
   CHECK(p.overlapped_seconds >= 1);

@@ -129,37 +129,42 @@ TEST_CASE("search_module_layouts: sequences go with experts, pipelines, tensor p
   }
 }
 
-// The loss, then the gradients of all parameters.
-std::vector<Tensor> loss_and_gradients(const DeviceMesh& mesh, const ModuleLayouts& layouts) {
+// The loss of fused_llama() for `rows` sequences of 8 tokens, whose ids are `sharded`, then the gradients of all
+// parameters.
+std::vector<Tensor> loss_and_gradients(const DeviceMesh& mesh, const ModuleLayouts& layouts, int64_t rows,
+                                       const Placements& sharded) {
   torch::manual_seed(3);
   const ModelWithLoss made = fused_llama({});
   apply_layouts(*made.model, mesh, layouts);
-  const Tensor ids = torch::arange(4 * 8).remainder(kVocab - 1).view({4, 8});
-  const auto on_mesh = [&](const Tensor& t) { return distribute_tensor(t, mesh, {Shard(0), Shard(1), Replicate()}); };
+  const Tensor ids = torch::arange(rows * 8).remainder(kVocab - 1).view({rows, 8});
   const MeshScope scope(mesh);
-  const ContextParallel sequences("cp");
-  const Tensor loss = made.loss({on_mesh(ids), on_mesh(ids + 1)});
+  const Tensor loss = made.loss({distribute_tensor(ids, mesh, sharded), distribute_tensor(ids + 1, mesh, sharded)});
   loss.backward();
   std::vector<Tensor> result{full_tensor(loss)};
   for (const Tensor& p : made.model->parameters()) result.push_back(full_tensor(p.grad()));
   return result;
 }
 
+void check_close(const std::vector<Tensor>& found, const std::vector<Tensor>& expected) {
+  REQUIRE(found.size() == expected.size());
+  for (size_t i = 0; i < found.size(); ++i) CHECK(torch::allclose(found[i], expected[i], 1e-3, 1e-5));
+}
+
 TEST_CASE("apply_layouts: a model over sharded sequences has the loss and gradients of one rank",
           "[dtensor][module_layouts]") {
   ModuleLayouts layouts{{{"dp", 2}, {"cp", 2}, {"tp", 2}}, {}, {}, {}};
   layouts.context_dim = "cp";
+  const Placements sharded = {Shard(0), Shard(1), Replicate()};
+  const ContextParallel sequences("cp");
   const std::vector<Tensor> expected =
-      loss_and_gradients(DeviceMesh(World::local(1), {1, 1, 1}, {"dp", "cp", "tp"}), layouts);
+      loss_and_gradients(DeviceMesh(World::local(1), {1, 1, 1}, {"dp", "cp", "tp"}), layouts, 4, sharded);
   layouts.styles = examples::llama_styles(/*sequence=*/true);
   for (const bool overlap : {false, true}) {
     for (const auto& groups : {std::vector<std::string>(), {"blocks.*", ""}}) {
       CAPTURE(overlap, groups);
       layouts.groups = groups, layouts.overlap = overlap;
-      const std::vector<Tensor> found =
-          loss_and_gradients(DeviceMesh(World::local(8), {2, 2, 2}, {"dp", "cp", "tp"}), layouts);
-      REQUIRE(found.size() == expected.size());
-      for (size_t i = 0; i < found.size(); ++i) CHECK(torch::allclose(found[i], expected[i], 1e-3, 1e-5));
+      const DeviceMesh mesh(World::local(8), {2, 2, 2}, {"dp", "cp", "tp"});
+      check_close(loss_and_gradients(mesh, layouts, 4, sharded), expected);
     }
   }
 }
@@ -199,27 +204,13 @@ TEST_CASE("apply_layouts: groups over a mesh dim of their own have copies over t
   const DeviceMesh mesh(World::local(8), {2, 2, 2}, {"dp", "fsdp", "tp"});
   ModuleLayouts layouts{{{"dp", 2}, {"fsdp", 2}, {"tp", 2}}, {}, {"blocks.*", ""}, {}};
   layouts.shard_dim = "fsdp";
-  const auto run = [&](const DeviceMesh& on, const ModuleLayouts& of) {
-    torch::manual_seed(3);
-    const ModelWithLoss made = fused_llama({});
-    apply_layouts(*made.model, on, of);
-    const MeshScope scope(on);
-    const Tensor ids = torch::arange(8 * 8).remainder(kVocab - 1).view({8, 8});
-    const auto rows = [&](const Tensor& t) { return distribute_tensor(t, on, {Shard(0), Shard(0), Replicate()}); };
-    const Tensor loss = made.loss({rows(ids), rows(ids + 1)});
-    loss.backward();
-    std::vector<Tensor> result{full_tensor(loss)};
-    for (const Tensor& p : made.model->parameters()) result.push_back(full_tensor(p.grad()));
-    if (on.size() > 1) {
-      const auto placements = DTensor(made.model->named_parameters()["blocks.0.wq.weight"]).placements();
-      CHECK(placements == Placements{Replicate(), Shard(0), Replicate()});
-    }
-    return result;
-  };
-  const std::vector<Tensor> expected = run(DeviceMesh(World::local(1), {1, 1, 1}, {"dp", "fsdp", "tp"}), layouts);
-  const std::vector<Tensor> found = run(mesh, layouts);
-  REQUIRE(found.size() == expected.size());
-  for (size_t i = 0; i < found.size(); ++i) CHECK(torch::allclose(found[i], expected[i], 1e-3, 1e-5));
+  const Placements sharded = {Shard(0), Shard(0), Replicate()};
+  const DeviceMesh one(World::local(1), {1, 1, 1}, {"dp", "fsdp", "tp"});
+  check_close(loss_and_gradients(mesh, layouts, 8, sharded), loss_and_gradients(one, layouts, 8, sharded));
+  const ModelWithLoss made = fused_llama({});
+  apply_layouts(*made.model, mesh, layouts);
+  const auto placements = DTensor(made.model->named_parameters()["blocks.0.wq.weight"]).placements();
+  CHECK(placements == Placements{Replicate(), Shard(0), Replicate()});
 }
 
 // ------------------------------------------------------------ overlap
