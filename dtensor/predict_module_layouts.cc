@@ -61,7 +61,7 @@ ModuleLayouts predict_module_layouts(const MakeModel& make, const std::vector<at
   TORCH_CHECK_VALUE(trial.failure.empty(), "[", kFunction, "] a step in the layouts ", layouts.name(),
                     " fails: ", trial.failure);
   ModuleLayouts predicted = layouts;
-  predicted.step = trial.whole->step, predicted.memory = trial.whole->memory;
+  predicted.step = trial.layouts.step, predicted.memory = trial.layouts.memory;
   return predicted;
 }
 

@@ -313,7 +313,7 @@ ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vecto
     if (improve_pairs(search, best)) continue;
     check_best(*best.trial, options.max_bytes);
     const int64_t steps = best.trials->steps();
-    const bool checked = best.trial->whole.has_value();
+    const bool checked = best.trial->is_whole;
     if (checked) {
       result.gains = gains_of(*best.trial, search.models.at(best.trial->layouts.settings).classes, *best.trials);
     } else {
@@ -325,8 +325,6 @@ ModuleLayoutSearch search_module_layouts(const MakeModel& make, const std::vecto
     settled = checked && best_of(search.all).trial == best.trial;  // no trial for a gain is better
   }
   result.best = best.trial->layouts;
-  result.best.step = best.trial->whole->step;
-  result.best.memory = best.trial->whole->memory;
   result.alternatives = alternatives_to(*best.trial, search.all);
   return std::move(result);
 }

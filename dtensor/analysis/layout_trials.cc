@@ -189,16 +189,17 @@ const LayoutTrial& LayoutTrials::run(ModuleLayouts layouts, const ClassStyles& s
 
 void LayoutTrials::run_whole(const LayoutTrial& of) {
   LayoutTrial& trial = done_.at(key_of(of.layouts));
-  if (trial.whole) return;
+  if (trial.is_whole) return;
   trial.fits = false;
   trial.failure = error_of([&] {
     const MeshScope on_mesh(arrangement_.mesh);
     TrialStep step(tried_, arrangement_, trial.layouts, arrangement_.layers_of_rank(tried_.options.layers));
     ++steps_;
     step.run();
-    trial.whole = finished(step.predict(), trial.layouts);
-    trial.fits = trial.whole->step.peak_bytes <= tried_.options.max_bytes;
-    trial.layouts.step = trial.whole->step, trial.layouts.memory = trial.whole->memory;
+    PredictedChoice predicted = finished(step.predict(), trial.layouts);
+    trial.fits = predicted.step.peak_bytes <= tried_.options.max_bytes;
+    trial.layouts.step = std::move(predicted.step), trial.layouts.memory = predicted.memory;
+    trial.is_whole = true;
   });
   trial.ran = trial.failure.empty();
 }

@@ -49,10 +49,10 @@ struct PredictedChoice {
 struct LayoutTrial {
   ClassStyles styles;  // all replicated where the tensor dim has one rank
   ModuleLayouts layouts;
-  bool ran = false;  // false: it failed, or was not run, and layouts.step has only a lower bound of its memory
-  std::optional<PredictedChoice> whole;  // after run_whole(), which sets layouts.step, too
-  bool fits = false;                     // ran, within max_bytes
-  std::string failure;                   // the error of its step; "": none
+  bool ran = false;       // false: it failed, or was not run, and layouts.step has only a lower bound of its memory
+  bool is_whole = false;  // layouts.step is that of all layers: after run_whole()
+  bool fits = false;      // ran, within max_bytes
+  std::string failure;    // the error of its step; "": none
 
   std::string memory_text() const;  // "3.00 GiB", "at least 3.00 GiB"
 };
@@ -73,7 +73,7 @@ class LayoutTrials {
   // Likewise, for layouts of any kind; what they have of the arrangement becomes that of the trials, and what was
   // predicted of them before does not count. `styles`: LayoutTrial::styles.
   const LayoutTrial& run(ModuleLayouts layouts, const ClassStyles& styles = {});
-  // One of done(): sets `whole` to its second step on all layers of the model, or of a pipeline rank, and `fits` and
+  // One of done(): its step becomes the second one on all layers of the model, or of a pipeline rank, with `fits` and
   // `failure` as they are there.
   void run_whole(const LayoutTrial& trial);
   // The result of run(), if it has that already; else null.

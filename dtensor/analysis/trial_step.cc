@@ -13,7 +13,6 @@
 #include "dtensor/context_parallel.h"
 #include "dtensor/factories.h"
 #include "dtensor/gradient_buckets.h"
-#include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/layout_cache/remembered_bytes.h"
 #include "dtensor/predict_step.h"
 #include "dtensor/scopes.h"
@@ -32,19 +31,6 @@ std::vector<at::Tensor> different_parameters(const torch::nn::Module& model) {
     if (seen.insert(p.unsafeGetTensorImpl()).second) result.push_back(p);
   }
   return result;
-}
-
-// Of the copies that groups of fully_shard() have.
-int64_t gathered_bytes(const torch::nn::Module& model, int64_t dim_of_groups) {
-  int64_t bytes = 0;
-  for (const at::Tensor& p : different_parameters(model)) {
-    const Spec& spec = *spec_of(p);
-    if (!spec.placements()[dim_of_groups].is_sharded()) continue;
-    Placements to = spec.placements();
-    to[dim_of_groups] = Replicate();
-    if (has_copy(p, to)) bytes += Spec::get(spec.mesh(), to, spec.meta())->max_local_bytes();
-  }
-  return bytes;
 }
 
 bool is_backward(const StepSpan& span) { return span.backward; }
@@ -100,7 +86,7 @@ ModelWithLoss make_model(const TriedModel& tried, int64_t layers) {
 
 TrialStep::TrialStep(const TriedModel& tried, const ModelArrangement& arrangement, const ModuleLayouts& layouts,
                      int64_t layers)
-    : made_(make_model(tried, layers)), arrangement_(arrangement), dim_of_groups_(dim_of_groups(tried.options)) {
+    : made_(make_model(tried, layers)), arrangement_(arrangement) {
   const DeviceMesh& mesh = arrangement.mesh;
   const SearchModuleLayoutsOptions& o = tried.options;
   if (context_size(o, mesh) > 1) loss_of_sequences(o);
@@ -149,7 +135,8 @@ int64_t TrialStep::step_optimizer() {
 }
 
 int64_t TrialStep::activation_bytes() const {
-  return arrangement_.mesh.world().memory().live_bytes() - gathered_bytes(*made_.model, dim_of_groups_);
+  const World& world = arrangement_.mesh.world();
+  return world.memory().live_bytes() - gathered_bytes(world);
 }
 
 StepTimeline TrialStep::micro_batch_timeline(int64_t at_most) {

@@ -76,7 +76,6 @@ class TrialStep {
 
   ModelWithLoss made_;
   const ModelArrangement& arrangement_;
-  const int64_t dim_of_groups_;
   std::vector<at::Tensor> inputs_;
   std::shared_ptr<torch::optim::Optimizer> optimizer_;
   int64_t state_bytes_ = 0;  // of the optimizer

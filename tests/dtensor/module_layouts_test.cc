@@ -228,10 +228,12 @@ TEST_CASE("search_module_layouts: memory by kind, counted by hand", "[dtensor][m
           trials.run({groups, false, {internal::ClassStyle::kFirst, internal::ClassStyle::kSecond}});
       CAPTURE(trial.layouts.name(), trial.failure);
       REQUIRE(trial.ran);
+      const LayoutMemory extrapolated = trial.layouts.memory;
       trials.run_whole(trial);
-      REQUIRE(trial.whole);
+      REQUIRE(trial.is_whole);
+      const LayoutMemory& whole = trial.layouts.memory;
       const int64_t layers = 8 / stages, parameters = layers * (groups ? kSharded : kReplicatedOverData);
-      for (const LayoutMemory& memory : {trial.layouts.memory, trial.whole->memory}) {
+      for (const LayoutMemory& memory : {extrapolated, whole}) {
         CHECK(memory.parameters == parameters);
         CHECK(memory.gradients ==
               (stages == 1 ? parameters : layers * kReplicatedOverData));  // unreduced in a pipeline
@@ -241,8 +243,7 @@ TEST_CASE("search_module_layouts: memory by kind, counted by hand", "[dtensor][m
         CHECK(memory.gathered < kReplicatedOverData * layers);  // not all layers at once
       }
       if (stages == 1)
-        CHECK(trial.whole->memory.activations + trial.whole->memory.gathered ==
-              peak_by_hand(trial.layouts, options) - 4 * parameters);
+        CHECK(whole.activations + whole.gathered == peak_by_hand(trial.layouts, options) - 4 * parameters);
     }
   }
 }
