@@ -4,21 +4,12 @@
 #include <functional>
 #include <string>
 #include <string_view>
-#include <vector>
 
-#include "mesh/device_mesh.h"
+#include "dtensor/gather_texts.h"
 
 namespace dtensor::internal {
 
-// All ranks of the world in a row; undefined if this process has them all, or there is no world, so that there is no
-// other process.
-DeviceMesh ranks_of(const World& world);
-
-// In what follows `ranks` has one dim, and its processes call together; undefined: this one is alone. `op`: the caller,
-// for reports; the collectives count as explicit ones of that name.
-
-// The `mine` of every process, in the order of the ranks. Texts may differ in length.
-std::vector<std::string> gather_texts(const DeviceMesh& ranks, const std::string& mine, std::string_view op);
+// `ranks` and `op` are those of gather_texts().
 
 // Whether no process has an error. `error`: empty, or this process's error. Error (c10::Error, on every process alike):
 // the first one's, with "rank 3: ..." if there are several processes.

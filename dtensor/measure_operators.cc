@@ -18,7 +18,9 @@
 #include "comm/comm_event.h"
 #include "comm/scope.h"
 #include "comm/work_event.h"
+#include "dtensor/gather_texts.h"
 #include "mesh/wait_for_devices.h"
+#include "plan/cost_model.h"
 
 namespace dtensor {
 using namespace internal;
@@ -175,6 +177,27 @@ std::vector<Sample> samples_of(const std::function<void()>& step, const World& w
   return samples;
 }
 
+// Of each row and amount the longest time of all processes: operators between two collectives take as long as on the
+// rank that is the slowest just then.
+OperatorTimes slowest(const OperatorTimes& own, const World& world) {
+  CostModel model;
+  model.operators = own;
+  std::map<std::string, std::map<double, double>> rows;  // seconds by amount
+  for (const std::string& table : gather_texts(ranks_of(world), model.to_json(), "measure_operators")) {
+    for (const auto& [name, row] : CostModel::from_json(table).operators) {
+      for (const OperatorTime& time : row) {
+        double& longest = rows[name][time.amount];
+        longest = std::max(longest, time.seconds);
+      }
+    }
+  }
+  OperatorTimes all;
+  for (const auto& [name, row] : rows) {
+    for (const auto& [amount, seconds] : row) all[name].push_back({amount, seconds});
+  }
+  return all;
+}
+
 }  // namespace
 
 OperatorTimes measure_operators(const std::vector<std::function<void()>>& steps, const World& world,
@@ -203,7 +226,7 @@ OperatorTimes measure_operators(const std::vector<std::function<void()>>& steps,
       times[name] = name == "other" ? by_size(samples, 0.5, median_seconds) : by_size(samples, 4, mean_seconds);
     }
   }
-  return times;
+  return slowest(times, world);
 }
 
 }  // namespace dtensor

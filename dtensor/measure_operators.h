@@ -1,4 +1,4 @@
-// Times of the operators of steps, measured in this process, to predict other steps from.
+// Times of the operators of steps, measured on few ranks, to predict other steps from.
 //
 //   CostModel model = *cost_model(world);
 //   model.operators = measure_operators({step}, world);
@@ -24,9 +24,9 @@ namespace dtensor {
 // that are no products and have amounts within a factor of 4, have their median. The elements of a call with lists of
 // tensors share its time by their amounts.
 //
-// Each process finds times of its own: programs that decide by predictions need one table for all, as that of
-// //tools:calibrate is. Errors (ValueError): no steps, or an empty function; repetitions < 1; a world without ranks in
-// this process, in which nothing is computed. What a step throws.
+// With ranks in several processes all of these call it together, and get one table: of each row and amount the longest
+// time counts. Errors (ValueError): no steps, or an empty function; repetitions < 1; a world without ranks in this
+// process, in which nothing is computed. What a step throws.
 OperatorTimes measure_operators(const std::vector<std::function<void()>>& steps, const World& world,
                                 int64_t repetitions = 5);
 

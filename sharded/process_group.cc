@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 
-#include "checkpoint/agreement.h"
 #include "comm/error_message.h"
+#include "dtensor/gather_texts.h"
 #include "sharded/errors.h"
 
 namespace dtensor::sharded {

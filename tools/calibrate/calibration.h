@@ -3,7 +3,8 @@
 //
 // It knows the ranks through Communicator alone, but for starts and operators, which take the library's way to a rank.
 // Times are of whole calls: where all groups of a mesh dim are in this process, of all of them together, as in a step
-// of a redistribution. With a rank in each of several processes, all of them run it, and the slowest counts.
+// of a redistribution. With a rank in each of several processes, all of them run it, and the slowest counts; on CPUs
+// they compute between collectives, as in a step.
 #pragma once
 
 #include <cstdint>
