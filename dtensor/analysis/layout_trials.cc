@@ -47,8 +47,8 @@ void check_classes(const ModuleClasses& whole, const ModuleClasses& fewer, int64
       absl::StrAppend(out, patterns_text(c.patterns));
     });
   };
-  TORCH_CHECK_VALUE(alike, "[search_module_layouts] the model of ", layers,
-                    " layers has other classes of modules than the whole, ", text(fewer), " instead of ", text(whole),
+  TORCH_CHECK_VALUE(alike, "[MakeModel] the model of ", layers, " layers has other classes of modules than the whole, ",
+                    text(fewer), " instead of ", text(whole),
                     ": leave `layers` unset, so that all choices are tried on the whole");
 }
 
@@ -59,8 +59,8 @@ bool is_of_experts(const ModuleClass& c, const SearchModuleLayoutsOptions& o) {
   };
   const bool first = matches(c.paths.front());
   const auto other = absl::c_find_if(c.paths, [&](const auto& path) { return matches(path) != first; });
-  TORCH_CHECK_VALUE(other == c.paths.end(), "[search_module_layouts] experts match '", first ? c.paths.front() : *other,
-                    "' and not '", first ? *other : c.paths.front(),
+  TORCH_CHECK_VALUE(other == c.paths.end(), "[SearchModuleLayoutsOptions] experts match '",
+                    first ? c.paths.front() : *other, "' and not '", first ? *other : c.paths.front(),
                     "', which is at the same place of repeated layers: give patterns for both or for none");
   return first;
 }
@@ -102,7 +102,7 @@ void run_on_one_rank(TriedModel& tried) {
   none.shard_dim = shard_dim_of(o);
   const ModelWithLoss whole = make_model(tried, o.layers);
   tried.classes = classes_with_styles(*whole.model, o);
-  TORCH_CHECK_VALUE(!whole.model->parameters().empty(), "[search_module_layouts] the model, a ", whole.model->name(),
+  TORCH_CHECK_VALUE(!whole.model->parameters().empty(), "[MakeModel] the model, a ", whole.model->name(),
                     ", has no parameters, so that there are no layouts to choose");
   const auto run = [&](int64_t layers) {
     TrialStep step(tried, one, none, layers);

@@ -50,33 +50,34 @@ int64_t stages_per_rank(const SearchModuleLayoutsOptions& o, const std::string& 
 
 // Of a pipeline of `stages` stages, `per_rank` of them on each pipeline rank.
 void check_stages(const SearchModuleLayoutsOptions& o, int64_t stages, int64_t per_rank) {
-  TORCH_CHECK_VALUE(stages <= o.layers, "[search_module_layouts] stages has ", stages, ", and there are ", o.layers,
-                    " layers; each stage needs one");
-  TORCH_CHECK_VALUE(stages % per_rank == 0 && stages > per_rank, "[search_module_layouts] stages has ", stages,
+  TORCH_CHECK_VALUE(stages <= o.layers, "[SearchModuleLayoutsOptions] stages has ", stages, ", and there are ",
+                    o.layers, " layers; each stage needs one");
+  TORCH_CHECK_VALUE(stages % per_rank == 0 && stages > per_rank, "[SearchModuleLayoutsOptions] stages has ", stages,
                     ", which ", per_rank, " stages_per_rank do not divide into two or more pipeline ranks");
   const int64_t parts = stages / per_rank, node = cost_model(make_one_rank_mesh(o).world())->ranks_per_node;
-  TORCH_CHECK_VALUE(o.ranks % parts == 0, "[search_module_layouts] ", o.ranks, " ranks cannot be divided into ", parts,
-                    " pipeline ranks, for ", stages, " stages");
+  TORCH_CHECK_VALUE(o.ranks % parts == 0, "[SearchModuleLayoutsOptions] ", o.ranks, " ranks cannot be divided into ",
+                    parts, " pipeline ranks, for ", stages, " stages");
   const int64_t each = o.ranks / parts;
-  TORCH_CHECK_VALUE(o.ranks <= node || each % node == 0 || node % each == 0, "[search_module_layouts] with ", stages,
-                    " stages a pipeline rank has ", each, " ranks, which are neither whole nodes of ", node,
+  TORCH_CHECK_VALUE(o.ranks <= node || each % node == 0 || node % each == 0, "[SearchModuleLayoutsOptions] with ",
+                    stages, " stages a pipeline rank has ", each, " ranks, which are neither whole nodes of ", node,
                     " ranks nor divide one");
 }
 
 void check_pipelines(const SearchModuleLayoutsOptions& o) {
-  TORCH_CHECK_VALUE(!o.stages.empty(), "[search_module_layouts] stages has no numbers to try; {1} has");
-  TORCH_CHECK_VALUE(o.stages_per_rank >= 1, "[search_module_layouts] stages_per_rank is ", o.stages_per_rank,
+  TORCH_CHECK_VALUE(!o.stages.empty(), "[SearchModuleLayoutsOptions] stages has no numbers to try; {1} has");
+  TORCH_CHECK_VALUE(o.stages_per_rank >= 1, "[SearchModuleLayoutsOptions] stages_per_rank is ", o.stages_per_rank,
                     "; it must be at least 1");
   for (const int64_t stages : o.stages) {
-    TORCH_CHECK_VALUE(stages >= 1, "[search_module_layouts] stages has ", stages, "; each must be at least 1");
+    TORCH_CHECK_VALUE(stages >= 1, "[SearchModuleLayoutsOptions] stages has ", stages, "; each must be at least 1");
   }
   if (!tries_pipelines(o)) return;
-  TORCH_CHECK_VALUE(!o.schedules.empty(), "[search_module_layouts] schedules has no names to try; {\"1F1B\"} has");
-  TORCH_CHECK_VALUE(o.layers > 0, "[search_module_layouts] stages of a pipeline need `layers`, the number of repeated ",
+  TORCH_CHECK_VALUE(!o.schedules.empty(), "[SearchModuleLayoutsOptions] schedules has no names to try; {\"1F1B\"} has");
+  TORCH_CHECK_VALUE(o.layers > 0,
+                    "[SearchModuleLayoutsOptions] stages of a pipeline need `layers`, the number of repeated ",
                     "layers, and a make() that heeds ModelChoice::layers");
   TORCH_CHECK_VALUE(
       o.between_layers.defined() && o.between_layers.dim() > 0,
-      "[search_module_layouts] stages of a pipeline need `between_layers`, a tensor with the sizes of the "
+      "[SearchModuleLayoutsOptions] stages of a pipeline need `between_layers`, a tensor with the sizes of the "
       "activation that one layer gives to the next, of the whole batch; it may be on the device meta");
   for (const std::string& schedule : o.schedules) {
     const int64_t per_rank = stages_per_rank(o, schedule);
@@ -89,34 +90,38 @@ void check_pipelines(const SearchModuleLayoutsOptions& o) {
 
 void check_sizes(const SearchModuleLayoutsOptions& o, const char* option, const std::vector<int64_t>& sizes,
                  const std::string& name) {
-  TORCH_CHECK_VALUE(sizes.empty() || !name.empty(), "[search_module_layouts] there are ", option,
+  TORCH_CHECK_VALUE(sizes.empty() || !name.empty(), "[SearchModuleLayoutsOptions] there are ", option,
                     " and the name of their mesh dim is empty");
   for (const int64_t size : sizes) {
-    TORCH_CHECK_VALUE(size >= 1 && o.ranks % size == 0, "[search_module_layouts] ", option, " has ", size,
+    TORCH_CHECK_VALUE(size >= 1 && o.ranks % size == 0, "[SearchModuleLayoutsOptions] ", option, " has ", size,
                       ", which does not divide ", o.ranks, " ranks");
   }
 }
 
 void check_inner_dims(const SearchModuleLayoutsOptions& o, const std::vector<at::Tensor>& inputs) {
   TORCH_CHECK_VALUE(o.experts.empty() || !o.expert_sizes.empty(),
-                    "[search_module_layouts] there are patterns of experts "
+                    "[SearchModuleLayoutsOptions] there are patterns of experts "
                     "and no expert_sizes to try; {1, 2, 4} has");
   check_sizes(o, "shard_sizes", o.shard_sizes, o.shard_dim);
   check_sizes(o, "expert_sizes", o.expert_sizes, o.expert_dim);
   check_sizes(o, "context_sizes", o.context_sizes, o.context_dim);
   const bool has_lengths = absl::c_any_of(inputs, [](const at::Tensor& t) { return t.dim() > 1; });
-  TORCH_CHECK_VALUE(o.context_sizes.empty() || has_lengths, "[search_module_layouts] context_sizes shards inputs by ",
-                    "dim 1, and none of the ", inputs.size(), " inputs has two dims");
+  TORCH_CHECK_VALUE(o.context_sizes.empty() || has_lengths,
+                    "[SearchModuleLayoutsOptions] context_sizes shards inputs by ", "dim 1, and none of the ",
+                    inputs.size(), " inputs has two dims");
 }
 
 // Of micro-batches of the tensors.
 void check_micro_batches(const SearchModuleLayoutsOptions& o, const std::vector<at::Tensor>& tensors) {
-  TORCH_CHECK_VALUE(!o.micro_batches.empty(), "[search_module_layouts] micro_batches has no numbers to try; {1} has");
+  TORCH_CHECK_VALUE(!o.micro_batches.empty(),
+                    "[SearchModuleLayoutsOptions] micro_batches has no numbers to try; {1} has");
   for (const int64_t count : o.micro_batches) {
-    TORCH_CHECK_VALUE(count >= 1, "[search_module_layouts] micro_batches has ", count, "; each must be at least 1");
+    TORCH_CHECK_VALUE(count >= 1, "[SearchModuleLayoutsOptions] micro_batches has ", count,
+                      "; each must be at least 1");
     for (const at::Tensor& t : tensors) {
-      TORCH_CHECK_VALUE(t.dim() == 0 || t.size(0) % count == 0, "[search_module_layouts] an input of sizes ", t.sizes(),
-                        " cannot be divided into ", count, " micro-batches: choose numbers that divide its dim 0");
+      TORCH_CHECK_VALUE(t.dim() == 0 || t.size(0) % count == 0, "[SearchModuleLayoutsOptions] an input of sizes ",
+                        t.sizes(), " cannot be divided into ", count,
+                        " micro-batches: choose numbers that divide its dim 0");
     }
   }
 }
@@ -155,10 +160,11 @@ NamedNumbers mesh_sizes(const DeviceMesh& mesh) {
 }
 
 void check_options(const SearchModuleLayoutsOptions& o, const std::vector<at::Tensor>& inputs) {
-  TORCH_CHECK_VALUE(o.ranks >= 1, "[search_module_layouts] ranks is ", o.ranks, "; it must be at least 1");
-  TORCH_CHECK_VALUE(o.max_steps >= 1, "[search_module_layouts] max_steps is ", o.max_steps, "; it must be at least 1");
-  TORCH_CHECK_VALUE(o.layers >= 0, "[search_module_layouts] layers is ", o.layers, "; it must not be negative");
-  check_settings("search_module_layouts", search_mesh_dims(o), o.settings);
+  TORCH_CHECK_VALUE(o.ranks >= 1, "[SearchModuleLayoutsOptions] ranks is ", o.ranks, "; it must be at least 1");
+  TORCH_CHECK_VALUE(o.max_steps >= 1, "[SearchModuleLayoutsOptions] max_steps is ", o.max_steps,
+                    "; it must be at least 1");
+  TORCH_CHECK_VALUE(o.layers >= 0, "[SearchModuleLayoutsOptions] layers is ", o.layers, "; it must not be negative");
+  check_settings("SearchModuleLayoutsOptions", search_mesh_dims(o), o.settings);
   check_inner_dims(o, inputs);
   check_micro_batches(o, inputs);
   check_pipelines(o);
@@ -244,12 +250,12 @@ std::vector<ModelArrangement> model_arrangements(const SearchModuleLayoutsOption
       }
     }
   }
-  TORCH_CHECK_VALUE(allowed, "[search_module_layouts] ", o.allows ? "`allows` allows no mesh" : "there is no mesh",
+  TORCH_CHECK_VALUE(allowed, "[SearchModuleLayoutsOptions] ", o.allows ? "`allows` allows no mesh" : "there is no mesh",
                     " of ", o.ranks, " ranks", o.shard_sizes.empty() ? "" : " with a size of shard_sizes",
                     o.expert_sizes.empty() ? "" : " with a size of expert_sizes",
                     o.context_sizes.empty() ? "" : " with a size of context_sizes");
-  TORCH_CHECK_VALUE(!all.empty(), "[search_module_layouts] on each mesh that is allowed the data dim '", o.data_dim,
-                    o.shard_sizes.empty() ? "'" : "' times '" + o.shard_dim + "'",
+  TORCH_CHECK_VALUE(!all.empty(), "[SearchModuleLayoutsOptions] on each mesh that is allowed the data dim '",
+                    o.data_dim, o.shard_sizes.empty() ? "'" : "' times '" + o.shard_dim + "'",
                     o.expert_sizes.empty() ? "" : " times '" + o.expert_dim + "'",
                     " is larger than a micro-batch of the ", batch, " rows of the inputs",
                     o.context_sizes.empty() ? "" : ", or '" + o.context_dim + "' than dim 1 of an input",

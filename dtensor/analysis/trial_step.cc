@@ -79,8 +79,8 @@ double product_seconds_of(const TriedModel& tried, int64_t layers) {
 
 ModelWithLoss make_model(const TriedModel& tried, int64_t layers) {
   ModelWithLoss made = tried.make({layers, tried.settings});
-  TORCH_CHECK_VALUE(made.model != nullptr, "[search_module_layouts] make() returned no model");
-  TORCH_CHECK_VALUE(made.loss, "[search_module_layouts] make() returned an empty function for the loss");
+  TORCH_CHECK_VALUE(made.model != nullptr, "[MakeModel] the function returned no model");
+  TORCH_CHECK_VALUE(made.loss, "[MakeModel] the function returned an empty function for the loss");
   return made;
 }
 

@@ -460,7 +460,7 @@ TEST_CASE("search_module_layouts: errors", "[dtensor][search_module_layouts]") {
     CHECK(all.find(part) != std::string::npos);
   };
   has(text(nullptr, nullptr), "make is an empty function");
-  has(text([](const ModelChoice&) { return ModelWithLoss(); }, nullptr), "make() returned no model");
+  has(text([](const ModelChoice&) { return ModelWithLoss(); }, nullptr), "[MakeModel] the function returned no model");
   has(text(
           [](const ModelChoice&) {
             return ModelWithLoss{make_language_model().model, nullptr};
