@@ -2,20 +2,24 @@
 // ranks, in this process or in four.
 //
 //   ./bazelw run //benchmarks:prediction
+//   ./bazelw run //benchmarks:prediction -- --calibrated
 //   ./bazelw run //benchmarks:prediction -- --scale 4 --only Llama
 //   ./bazelw run //benchmarks:prediction -- --device cuda:0
 //   ./bazelw run //tools:launch -- -n 4 -- bazel-bin/benchmarks/prediction --from_env
 //
-// The cost model is measured first, as //tools:calibrate does. Times are of a forward and a backward, the lower
-// quartile of several; ranks of one process compute in turn, so calibrated speeds are those of a rank that waits for
-// the others. The batch grows with data parallelism, so meshes are compared by the time of a replica's batch. Memory is
+// The cost model is measured first, as //tools:calibrate does, and then the operators of each model, in steps on the
+// mesh of data parallelism alone and of three sizes; the other two meshes are predicted from these, too. With
+// --calibrated the operators are those that //tools:calibrate measures, of no model.
+//
+// Times are of a forward and a backward, the lower quartile of several; ranks of one process compute in turn, so
+// measured speeds are those of a rank that waits for the others. The speed of a machine changes: what a model's
+// predictions need and its steps are measured in turn, several times, and of these rounds the one with the median ratio
+// is printed. The batch grows with data parallelism, so meshes are compared by the time of a replica's batch. Memory is
 // what the process allocates for tensors, by the number of ranks. No gate: it prints what there is, for
 // docs/choosing_a_mesh.md.
-#include <c10/core/CPUAllocator.h>
-#include <c10/core/CachingDeviceAllocator.h>
-
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -26,10 +30,10 @@
 #include <vector>
 
 #include "absl/algorithm/container.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/flags/flag.h"
 #include "benchmarks/measure.h"
 #include "benchmarks/patterns/cases.h"
+#include "benchmarks/tensor_memory.h"
 #include "comm/comm_call.h"
 #include "comm/comm_event.h"
 #include "comm/scope.h"
@@ -43,6 +47,8 @@
 ABSL_FLAG(std::string, only, "", "the models whose names begin so");
 ABSL_FLAG(int64_t, scale, 4, "of the models' sizes");
 ABSL_FLAG(int, steps, 9, "that are timed");
+ABSL_FLAG(int, rounds, 3, "in which each model is measured");
+ABSL_FLAG(bool, calibrated, false, "predict from calibrate's times of operators instead of those of the model's own");
 ABSL_FLAG(bool, quick, false, "calibrate in a moment");
 ABSL_FLAG(std::string, device, "cpu",
           "of ranks in this process, as \"cuda:0\"; the program must have libtorch_cuda loaded, as by LD_PRELOAD");
@@ -55,84 +61,6 @@ using namespace dtensor;
 using namespace dtensor::benchmarks;
 
 constexpr int64_t kRanks = 4;
-
-// Counts what tensors take in this process.
-class CountingAllocator final : public c10::Allocator {
- public:
-  c10::DataPtr allocate(size_t bytes) override {
-    void* data = base_->raw_allocate(bytes);
-    const std::lock_guard lock(mutex_);
-    if (data != nullptr) sizes_[data] = static_cast<int64_t>(bytes);
-    live_ += static_cast<int64_t>(bytes);
-    peak_ = std::max(peak_, live_);
-    return {data, data, &CountingAllocator::free, c10::DeviceType::CPU};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return &CountingAllocator::free; }
-  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
-  void reset_peak() {
-    const std::lock_guard lock(mutex_);
-    peak_ = live_;
-  }
-  void forget() {
-    const std::lock_guard lock(mutex_);
-    sizes_.clear();
-    live_ = peak_ = 0;
-  }
-  int64_t peak() const {
-    const std::lock_guard lock(mutex_);
-    return peak_;
-  }
-
-  // Outlives all tensors.
-  static CountingAllocator& instance() {
-    static auto* const allocator = new CountingAllocator;
-    return *allocator;
-  }
-
- private:
-  static void free(void* data) {
-    CountingAllocator& self = instance();
-    {
-      const std::lock_guard lock(self.mutex_);
-      const auto found = self.sizes_.find(data);
-      if (found != self.sizes_.end()) {  // neither null nor forgotten
-        self.live_ -= found->second;
-        self.sizes_.erase(found);
-      }
-    }
-    if (data == nullptr) return;
-    self.base_->raw_deallocate(data);
-  }
-
-  c10::Allocator* const base_ = c10::GetDefaultCPUAllocator();
-  mutable std::mutex mutex_;
-  absl::flat_hash_map<void*, int64_t> sizes_;  // guarded by mutex_
-  int64_t live_ = 0, peak_ = 0;                // likewise
-};
-
-// What tensors take on one device.
-class TensorMemory {
- public:
-  explicit TensorMemory(c10::Device device) : device_(device) {
-    if (device.is_cpu()) c10::SetCPUAllocator(&CountingAllocator::instance(), /*priority=*/1);
-  }
-  // From now on: on the CPU what is allocated, on a GPU what is more than now. A backend's thread frees its last
-  // buffers some time later.
-  void begin() {
-    if (device_.is_cpu()) return CountingAllocator::instance().forget();
-    before_ = bytes().current;
-  }
-  void reset_peak() { device_.is_cpu() ? CountingAllocator::instance().reset_peak() : gpu().resetPeakStats(index()); }
-  int64_t peak() { return device_.is_cpu() ? CountingAllocator::instance().peak() : bytes().peak - before_; }
-
- private:
-  c10::DeviceIndex index() const { return std::max<c10::DeviceIndex>(device_.index(), 0); }
-  c10::DeviceAllocator& gpu() const { return *c10::getDeviceAllocator(device_.type()); }
-  c10::CachingAllocator::Stat bytes() const { return gpu().getDeviceStats(index()).requested_bytes[0]; }  // of all
-
-  const c10::Device device_;
-  int64_t before_ = 0;  // on a GPU
-};
 
 // The ten, each with the first case of its name in the patterns' table, whatever mesh that has.
 std::vector<PatternCase> models() {
@@ -152,6 +80,7 @@ struct Result {
   StepPrediction predicted;
   double seconds = 0;
   double peak_bytes = 0;  // per rank
+  double ratio() const { return predicted.seconds() / seconds; }
 };
 
 double timed(const std::function<void()>& step, const World& world) {
@@ -217,23 +146,57 @@ void print_operators(const std::function<void()>& step, const World& world) {
   }
 }
 
-Result measure(const World& world, const PatternCase& c, int64_t replicas, TensorMemory& memory) {
-  memory.begin();
+std::function<void()> make_step(const World& world, const PatternCase& c, int64_t replicas, int64_t scale) {
   const DeviceMesh mesh(world, {replicas, kRanks / replicas}, {"dp", "tp"});
-  const Pattern pattern = c.make(mesh, absl::GetFlag(FLAGS_scale));
-  const auto step = [&] {
+  return [pattern = c.make(mesh, scale)] {
     for (const Phase& phase : pattern.phases) phase.run();
   };
+}
+
+// Of a model's steps without tensor parallelism, as large as those that are predicted, and smaller, since tensor
+// parallelism splits operators.
+void measure_own_operators(const World& world, const PatternCase& c) {
+  std::vector<std::function<void()>> steps;
+  for (int64_t scale = absl::GetFlag(FLAGS_scale); scale > 0 && steps.size() < 3; scale /= 2)
+    steps.push_back(make_step(world, c, kRanks, scale));
+  CostModel model = *cost_model(world);
+  model.operators = measure_operators(steps, world, absl::GetFlag(FLAGS_steps));
+  set_cost_model(world, model);
+}
+
+Result measure(const World& world, const PatternCase& c, int64_t replicas, TensorMemory& memory) {
+  memory.begin();
+  const std::function<void()> step = make_step(world, c, replicas, absl::GetFlag(FLAGS_scale));
   for (int i = 0; i < 3; ++i) step();  // decides, and fills caches
   Result result;
   result.replicas = replicas;
   result.predicted = predict_step(step, world);
   result.seconds = timed(step, world);
+  std::vector<int64_t> peaks;  // differ where a backend's thread frees buffers
+  for (int i = 0; i < absl::GetFlag(FLAGS_steps); ++i) {
+    memory.reset_peak();
+    step();
+    peaks.push_back(memory.peak());
+  }
+  absl::c_sort(peaks);
+  result.peak_bytes = static_cast<double>(peaks[peaks.size() / 2]) / static_cast<double>(world.owned_ranks().size());
   if (absl::GetFlag(FLAGS_operators)) print_operators(step, world);
-  memory.reset_peak();
-  step();
-  result.peak_bytes = static_cast<double>(memory.peak()) / static_cast<double>(world.owned_ranks().size());
   return result;
+}
+
+// On each mesh, of the round with the median ratio.
+std::vector<Result> measure_rounds(const World& world, const PatternCase& c, TensorMemory& memory) {
+  std::map<int64_t, std::vector<Result>, std::greater<>> rounds;  // by replicas
+  for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
+    if (!absl::GetFlag(FLAGS_calibrated)) measure_own_operators(world, c);
+    for (const int64_t replicas : {4, 2, 1}) rounds[replicas].push_back(measure(world, c, replicas, memory));
+  }
+  std::vector<Result> results;
+  for (auto& [replicas, of_mesh] : rounds) {
+    absl::c_sort(of_mesh, [](const Result& a, const Result& b) { return a.ratio() < b.ratio(); });
+    results.push_back(of_mesh[of_mesh.size() / 2]);
+  }
+  return results;
 }
 
 // Places by time of a replica's batch, the fastest first: "2 1 0".
@@ -252,7 +215,7 @@ void print(const PatternCase& c, const std::vector<Result>& results) {
     const double predicted = r.predicted.seconds(), peak = static_cast<double>(r.predicted.peak_bytes);
     std::printf("| %-22s | dp=%lld tp=%lld | %8.2f | %8.2f | %5.2f | %8.3f | %8.3f | %5.2f |\n", c.name.c_str(),
                 static_cast<long long>(r.replicas), static_cast<long long>(kRanks / r.replicas), predicted * 1e3,
-                r.seconds * 1e3, predicted / r.seconds, peak * 1e-6, r.peak_bytes * 1e-6, peak / r.peak_bytes);
+                r.seconds * 1e3, r.ratio(), peak * 1e-6, r.peak_bytes * 1e-6, peak / r.peak_bytes);
   }
 }
 
@@ -260,6 +223,8 @@ int run() {
   const c10::Device device(absl::GetFlag(FLAGS_device));
   TensorMemory memory(device);
   const World world = absl::GetFlag(FLAGS_from_env) ? World::from_env() : World::local(kRanks, device);
+  if (absl::GetFlag(FLAGS_rounds) < 1 || absl::GetFlag(FLAGS_steps) < 1 || absl::GetFlag(FLAGS_scale) < 1)
+    throw tools::UsageError("--rounds, --steps, --scale: give at least 1");
   if (world.size() != kRanks) throw tools::UsageError("--from_env: start four processes, as `launch -n 4` does");
   const bool is_first = world.owned_ranks().front() == 0;
   if (!is_first && std::freopen("/dev/null", "w", stdout) == nullptr) return 1;  // one rank prints for all
@@ -270,12 +235,16 @@ int run() {
   std::printf("| --- | --- | --- | --- | --- | --- | --- | --- |\n");
   std::vector<std::string> orders;
   int agree = 0, first = 0;
+  std::vector<double> ratios, peaks;
   for (const PatternCase& c : models()) {
     if (c.name.find(absl::GetFlag(FLAGS_only)) != 0) continue;
-    std::vector<Result> results;
-    for (const int64_t replicas : {4, 2, 1}) results.push_back(measure(world, c, replicas, memory));
+    const std::vector<Result> results = measure_rounds(world, c, memory);
     print(c, results);
     std::fflush(stdout);
+    for (const Result& r : results) {
+      ratios.push_back(r.ratio());
+      peaks.push_back(static_cast<double>(r.predicted.peak_bytes) / r.peak_bytes);
+    }
     const std::string predicted = order(results, [](const Result&r) { return r.predicted.seconds(); }),
                       measured = order(results, [](const Result&r) { return r.seconds; });
     agree += predicted == measured;
@@ -285,6 +254,11 @@ int run() {
   std::printf("\nMeshes by the time of a replica's batch, fastest first:\n");
   for (const std::string& line : orders) std::printf("  %s\n", line.c_str());
   std::printf("%d of %zu orders agree, %d in the fastest.\n", agree, orders.size(), first);
+  const auto within = [](const std::vector<double>& values, double part) {
+    return static_cast<long long>(absl::c_count_if(values, [&](double v) { return std::abs(v - 1) <= part; }));
+  };
+  std::printf("Times within 20 %%: %lld of %zu. Peaks of memory within 5 %%: %lld of %zu.\n", within(ratios, 0.2),
+              ratios.size(), within(peaks, 0.05), peaks.size());
   return 0;
 }
 
