@@ -36,10 +36,8 @@ TEST_CASE("measure_operators: all processes get one table, with the times of the
   REQUIRE(model.operators.at("aten::neg").size() == 1);
   CHECK(model.operators.at("aten::neg")[0].seconds >= 30e-3);
 
-  const std::vector<OperatorTime>& exp = model.operators.at("aten::exp");
-  REQUIRE(exp.size() == 2);
-  CHECK(exp[0].amount == 2 * 4 * 64);  // of the last rank
-  CHECK(exp[1].amount == 2 * 4 * 2 * 64);
+  REQUIRE(model.operators.at("aten::exp").size() == 1);
+  CHECK(model.operators.at("aten::exp")[0].amount == 2 * 4 * 2 * 64);  // of the rank with most rows, on all ranks
 
   const std::vector<std::string> tables = gather_texts(ranks_of(world), model.to_json(), "test");
   CHECK(absl::c_all_of(tables, [&](const std::string& table) { return table == tables.front(); }));
