@@ -34,6 +34,7 @@
 #include "tools/flags.h"
 
 ABSL_FLAG(int64_t, parameters, 300, "of the model");
+ABSL_FLAG(bool, count, false, "one call of each step, for instructions.py");
 
 namespace dtensor::benchmarks {
 namespace {
@@ -109,6 +110,11 @@ void measure(const std::string& what, Step (*make)(const Parameters&), const Dev
   const Step ours = make(make_parameters(mesh)), plain = make(make_parameters({}));
   const std::string workload = absl::StrCat(what, ", ", absl::GetFlag(FLAGS_parameters), " parameters");
   for (int i = 0; i < 2; ++i) ours();
+  if (absl::GetFlag(FLAGS_count)) {
+    for (int i = 0; i < 2; ++i) plain();
+    count_instructions("plain " + what, plain);
+    return count_instructions(what, ours);
+  }
   const uint64_t misses = strategy_cache(mesh.world()).stats().misses;
   const int64_t bytes = resident_bytes();
   const PairedTimes times = time_pairs(ours, plain, 50);
