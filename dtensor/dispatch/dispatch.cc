@@ -260,7 +260,13 @@ void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) { run_by_rule
 
 namespace {
 
-const bool registered = (register_fallback(&dispatch), register_typed_kernels(), true);
+const bool registered = [] {
+  register_fallback(&dispatch);
+  register_typed_kernels();
+  register_typed_lists();
+  register_typed_optimizers();
+  return true;
+}();
 
 }  // namespace
 

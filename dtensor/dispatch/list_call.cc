@@ -1,13 +1,10 @@
 #include "dtensor/dispatch/list_call.h"
 
-#include <memory>
+#include <deque>
 #include <utility>
-#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
-#include "absl/container/inlined_vector.h"
-#include "absl/types/span.h"
 #include "comm/scope.h"
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
@@ -15,92 +12,62 @@
 #include "dtensor/dispatch/internal/typed_kernels.h"
 #include "dtensor/dispatch/report_work.h"
 #include "dtensor/layout_cache/storage_cache.h"
-#include "dtensor/tensor/representation.h"
 #include "propagation/decision.h"
 #include "propagation/strategy_cache.h"
 
 namespace dtensor::internal {
 namespace {
 
-using torch::jit::Stack;
-
-// An argument of all calls of the element operator: values[n * step] is that of the n-th.
-struct ListArgument {
-  const c10::IValue* values;
-  size_t step;  // 0: the same for all
-
-  const c10::IValue& operator[](size_t n) const { return values[n * step]; }
-};
-
+// As that of the strategy cache: absl::Hash takes longer than the rest of a look-up.
 struct KeyHash {
-  size_t operator()(const CacheKey& key) const { return absl::Hash<absl::Span<const uint64_t>>()(key); }
+  size_t operator()(const CacheKey& key) const {
+    uint64_t hash = key.size();
+    for (const uint64_t word : key) {
+      const auto product = static_cast<unsigned __int128>(hash ^ word) * 0x9e3779b97f4a7c15u;
+      hash = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+    }
+    return hash;
+  }
 };
 
-class ListCall {
- public:
-  // `args`: those of `op`. Valid as long as they are.
-  ListCall(const OpInfo& op, const OpInfo& element, c10::ArrayRef<c10::IValue> args)
-      : op_(op), element_(element), op_args_(args) {
-    for (const c10::IValue& value : args) args_.push_back({&value, 0});
-  }
+}  // namespace
 
-  // False: see run_on_local_lists().
-  bool decide();
-  // The results of `op`. REQUIRES: decide() returned true.
-  Stack run() const;
+class ListCall::Known {
+ public:
+  // Null: not asked for yet.
+  const Decision*& operator[](const CacheKey& key) { return decisions_[key]; }
 
  private:
-  using Tensors = absl::InlinedVector<const at::Tensor*, 4>;
-
-  bool read_lists();
-  bool decide(size_t n);
-  bool writes_one_memory_twice() const;
-  Tensors tensors_of(size_t n) const;  // of the n-th call; empty: one is plain
-  void check_hooks(const Tensors& tensors) const;
-  std::shared_ptr<const Decision> find_decision(size_t n, const Tensors& tensors, bool mutable_layout);
-  Stack local_arguments(size_t r) const;
-  void note_writes() const;
-  void report_works() const;
-  const at::Tensor& first_tensor(size_t n) const { return args_[first_tensor_][n].toTensor(); }
-
-  const OpInfo& op_;
-  const OpInfo& element_;
-  const c10::ArrayRef<c10::IValue> op_args_;
-  const OpInfo::Resolved* resolved_ = nullptr;
-  absl::InlinedVector<ListArgument, 8> args_;
-  size_t count_ = 0;         // of calls
-  size_t first_tensor_ = 0;  // the first argument that is a tensor
-  bool writes_ = false;      // to that argument
-  DeviceMesh mesh_;
-  // Calls with equal keys have equal decisions.
-  absl::flat_hash_map<CacheKey, std::shared_ptr<const Decision>, KeyHash> known_;
-  std::vector<const Decision*> decisions_;  // by call
+  absl::flat_hash_map<CacheKey, const Decision*, KeyHash> decisions_;
 };
 
-bool ListCall::read_lists() {
-  bool any = false;
-  for (size_t a = 0; a < args_.size(); ++a) {
-    const c10::IValue& value = *args_[a].values;
-    if (!value.isList()) continue;
-    const c10::ArrayRef<c10::IValue> list = value.toListRef();
-    if (list.empty() || (any && list.size() != count_)) return false;
-    count_ = list.size();
-    any = true;
-    args_[a] = {list.data(), 1};
-  }
-  while (first_tensor_ < args_.size() && element_.args[first_tensor_].kind != ArgSlot::Kind::kTensor) ++first_tensor_;
-  return any && first_tensor_ < args_.size();
+void ListCall::add(c10::ArrayRef<at::Scalar> numbers) {
+  args_.push_back({.values = std::vector<c10::IValue>(numbers.begin(), numbers.end()), .count = numbers.size()});
 }
 
-ListCall::Tensors ListCall::tensors_of(size_t n) const {
-  Tensors tensors;
-  for (size_t a = 0; a < args_.size(); ++a) {
-    if (element_.args[a].kind != ArgSlot::Kind::kTensor) continue;
-    const c10::IValue& value = args_[a][n];
-    if (!value.isTensor() || !is_dtensor(value.toTensor())) return {};
-    tensors.push_back(&value.toTensor());
+void ListCall::note_parameters() const {
+  for (const Argument& arg : args_) {
+    if (arg.tensors == nullptr) continue;
+    for (size_t n = 0; n < (arg.count == kNoList ? 1 : arg.count); ++n) {
+      if (is_dtensor(arg.tensors[n])) note_parameter(op_, arg.tensors[n]);
+    }
   }
-  return tensors;
+}
+
+bool ListCall::read_arguments() {
+  bool any = false;
+  for (const Argument& arg : args_) {
+    if (arg.count == kNoList) continue;
+    if (arg.count == 0 || (any && arg.count != count_)) return false;
+    count_ = arg.count;
+    any = true;
+  }
+  for (size_t a = 0; a < args_.size(); ++a) {
+    const bool is_absent = args_[a].tensors == nullptr && element_.args[a].kind != ArgSlot::Kind::kStatic;
+    if (is_absent) return false;
+  }
+  while (first_tensor_ < args_.size() && args_[first_tensor_].tensors == nullptr) ++first_tensor_;
+  return any && first_tensor_ < args_.size();
 }
 
 void ListCall::check_hooks(const Tensors& tensors) const {
@@ -129,48 +96,65 @@ std::shared_ptr<const Decision> ListCall::find_decision(size_t n, const Tensors&
     if (element_.args[i].kind == ArgSlot::Kind::kTensor) {
       key.push_back(spec_of(*tensors[k++])->id());
     } else {
-      const c10::IValue& value = i < args_.size() ? args_[i][n] : *element_.op.schema().arguments()[i].default_value();
+      const c10::IValue& value =
+          i < args_.size() ? args_[i].value_of(n) : *element_.op.schema().arguments()[i].default_value();
       append_argument(key, *resolved_, i, value);
     }
   }
   return strategy_cache(mesh_.world()).find_direct(key);
 }
 
-bool ListCall::decide(size_t n) {
-  const Tensors tensors = tensors_of(n);
-  if (tensors.empty()) return false;
+ListCall::Tensors ListCall::tensors_of(size_t n) const {
+  Tensors tensors;
+  for (const Argument& arg : args_) {
+    if (arg.tensors != nullptr) tensors.push_back(&arg.tensor(n));
+  }
+  return tensors;
+}
+
+bool ListCall::decide(size_t n, Known& known) {
   CacheKey key;
   bool has_module_traits = false;
-  for (const at::Tensor* t : tensors) {
-    const DTensorMeta& meta = meta_without_sync(*t);
-    // The first write to a tensor from a factory changes hints of later calls.
-    if (is_special(meta) || (writes_ && is_unwritten_factory_result(*t))) return false;
-    has_module_traits |= meta.storage->module_traits != nullptr;
-    key.push_back(meta.spec->id());
-    key.push_back(hints_of(*t));
-  }
-  const bool mutable_layout = writes_ && has_own_mutable_layout(tensors);
-  key.push_back(mutable_layout);
   for (size_t a = 0; a < args_.size(); ++a) {
-    if (element_.args[a].kind == ArgSlot::Kind::kStatic && args_[a].step > 0)
-      append_argument(key, *resolved_, a, args_[a][n]);
+    const Argument& arg = args_[a];
+    if (arg.tensors == nullptr) {
+      if (arg.count != kNoList) append_argument(key, *resolved_, a, arg.values[n]);
+      continue;
+    }
+    const at::Tensor& t = arg.tensor(n);
+    if (!is_dtensor(t)) return false;
+    const DTensorMeta& meta = meta_without_sync(t);
+    const uint64_t hints = hints_of(meta);
+    // The first write to a tensor from a factory changes hints of later calls.
+    if (is_special(meta) || (writes_ && (hints & kIsUnwrittenFactoryResult) != 0)) return false;
+    has_module_traits |= meta.storage->module_traits != nullptr;
+    static_assert(alignof(Spec) >= 4 && kIsUnwrittenFactoryResult == 2);  // the bits do not meet
+    key.push_back(reinterpret_cast<uintptr_t>(meta.spec.get()) | hints);
   }
-  if (has_module_traits) check_hooks(tensors);
-  std::shared_ptr<const Decision>& decision = known_[key];
-  if (!decision) decision = find_decision(n, tensors, mutable_layout);
-  decisions_.push_back(decision.get());
+  if (has_module_traits) check_hooks(tensors_of(n));
+  const bool mutable_layout =
+      writes_ && meta_without_sync(first_tensor(n)).laid_out_by_engine && has_own_mutable_layout(tensors_of(n));
+  key.push_back(mutable_layout);
+  const Decision*& decision = known[key];
+  if (decision == nullptr) {
+    kept_.push_back(find_decision(n, tensors_of(n), mutable_layout));
+    decision = kept_.back().get();
+  }
+  decisions_.push_back(decision);
   return decision != nullptr;
 }
 
 bool ListCall::decide() {
   resolved_ = &element_.resolve();
-  if (element_.handler != nullptr || !resolved_->rule || calls_are_decided_otherwise() || !read_lists()) return false;
+  if (element_.handler != nullptr || !resolved_->rule || calls_are_decided_otherwise() || !read_arguments())
+    return false;
   writes_ = element_.args[first_tensor_].written;
   if (writes_ && CallHook::watching() != nullptr) return false;
   if (resolved_->rule->uses_gradient_target && in_backward()) return false;
   decisions_.reserve(count_);
+  Known known;
   for (size_t n = 0; n < count_; ++n) {
-    if (!decide(n)) return false;
+    if (!decide(n, known)) return false;
   }
   // Kernels of a device may compute the tensors of a list at the same time.
   return !writes_ || first_tensor(0).is_cpu() || !writes_one_memory_twice();
@@ -184,22 +168,11 @@ bool ListCall::writes_one_memory_twice() const {
   return false;
 }
 
-// The arguments of `op` on local rank r.
-Stack ListCall::local_arguments(size_t r) const {
-  Stack stack;
-  for (size_t a = 0; a < args_.size(); ++a) {
-    if (element_.args[a].kind != ArgSlot::Kind::kTensor) {
-      stack.push_back(op_args_[a]);
-    } else if (args_[a].step == 0) {
-      stack.emplace_back(meta_without_sync(args_[a][0].toTensor()).locals[r]);
-    } else {
-      c10::List<at::Tensor> list;
-      list.reserve(count_);
-      for (size_t n = 0; n < count_; ++n) list.push_back(meta_without_sync(args_[a][n].toTensor()).locals[r]);
-      stack.emplace_back(std::move(list));
-    }
-  }
-  return stack;
+BorrowedTensors ListCall::local_list(size_t a, size_t r) const {
+  BorrowedTensors list;
+  list.reserve(count_);
+  for (size_t n = 0; n < count_; ++n) list.add(local_of(args_[a].tensors[n], r));
+  return list;
 }
 
 void ListCall::note_writes() const {
@@ -215,25 +188,31 @@ void ListCall::report_works() const {
     in.mesh = mesh_;
     std::vector<c10::IValue> args;
     for (size_t a = 0; a < element_.args.size(); ++a) {
-      args.push_back(a < args_.size() ? args_[a][n] : *defaults[a].default_value());
       ArgSlot& slot = in.slots.emplace_back();
-      if (element_.args[a].kind != ArgSlot::Kind::kTensor || !args.back().isTensor()) continue;
-      slot = {ArgSlot::Kind::kTensor, static_cast<int>(in.tensors.size()), 1};
-      in.tensors.push_back(args.back().toTensor());
-      in.args.push_back(static_cast<uint16_t>(a));
+      if (a >= args_.size()) {
+        args.push_back(*defaults[a].default_value());
+      } else if (args_[a].tensors == nullptr) {
+        args.push_back(args_[a].value_of(n));
+      } else {
+        slot = {ArgSlot::Kind::kTensor, static_cast<int>(in.tensors.size()), 1};
+        in.tensors.push_back(args_[a].tensor(n));
+        in.args.push_back(static_cast<uint16_t>(a));
+        args.emplace_back(args_[a].tensor(n));
+      }
     }
     report_work(element_, *decisions_[n], in, args, static_cast<int64_t>(n));
   }
 }
 
-Stack ListCall::run() const {
+std::vector<at::Tensor> ListCall::run(const std::function<std::vector<at::Tensor>(size_t r)>& call_op) const {
   std::vector<RankTensors> locals(writes_ ? 0 : count_);
   try {
     LocalGuard guard;
-    for (size_t r = 0; r < mesh_.local_ranks().size(); ++r) {
-      Stack stack = local_arguments(r);
-      op_.op.callBoxed(stack);
-      for (size_t n = 0; n < locals.size(); ++n) locals[n].push_back(stack[0].toListRef()[n].toTensor());
+    const size_t ranks = mesh_.local_ranks().size();
+    for (RankTensors& result : locals) result.reserve(ranks);
+    for (size_t r = 0; r < ranks; ++r) {
+      std::vector<at::Tensor> of_rank = call_op(r);
+      for (size_t n = 0; n < locals.size(); ++n) locals[n].push_back(std::move(of_rank[n]));
     }
   } catch (...) {
     note_writes();
@@ -241,25 +220,43 @@ Stack ListCall::run() const {
   }
   note_writes();
   report_works();
-  if (writes_) return {};
-  c10::List<at::Tensor> results;
-  results.reserve(count_);
-  for (size_t n = 0; n < count_; ++n)
+  std::vector<at::Tensor> results;
+  results.reserve(locals.size());
+  for (size_t n = 0; n < locals.size(); ++n)
     results.push_back(make_result_of(first_tensor(n), decisions_[n]->outputs[0], std::move(locals[n])));
-  return {std::move(results)};
+  return results;
 }
 
-}  // namespace
-
-bool run_on_local_lists(const OpInfo& op, const OpInfo& element, Stack& stack) {
-  Stack results;
+bool run_on_local_lists(const OpInfo& op, const OpInfo& element, torch::jit::Stack& stack) {
+  std::vector<at::Tensor> results;
   {
-    ListCall call(op, element, torch::jit::last(stack, op.args.size()));
+    const auto args = torch::jit::last(stack, op.args.size());
+    std::deque<std::vector<at::Tensor>> lists;  // which `call` refers to
+    ListCall call(op, element);
+    for (const c10::IValue& value : args) {
+      if (value.isTensorList()) {
+        call.add(at::TensorList(lists.emplace_back(value.toTensorVector())));
+      } else if (value.isTensor()) {
+        call.add(value.toTensor());
+      } else if (value.isList()) {
+        call.add_values(value.toListRef());
+      } else {
+        call.add(value);
+      }
+    }
     if (!call.decide()) return false;
-    results = call.run();
+    results = call.run([&](size_t r) {
+      torch::jit::Stack local(args.begin(), args.end());
+      for (size_t a = 0; a < args.size(); ++a) {
+        if (call.is_list(a) && args[a].isTensorList()) local[a] = at::TensorList(call.local_list(a, r));
+        if (args[a].isTensor()) local[a] = call.local_tensor(a, r);
+      }
+      op.op.callBoxed(local);
+      return local.empty() ? std::vector<at::Tensor>() : local[0].toTensorVector();
+    });
   }
   torch::jit::drop(stack, op.args.size());
-  for (c10::IValue& result : results) stack.push_back(std::move(result));
+  if (!op.op.schema().returns().empty()) stack.emplace_back(std::move(results));
   return true;
 }
 

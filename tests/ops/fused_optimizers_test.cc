@@ -9,11 +9,14 @@
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 
 namespace dtensor::testing {
+using namespace internal;
+
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
@@ -80,6 +83,50 @@ TEST_CASE("fused optimizers match ATen on lists over several meshes", "[ops][fus
   check("aten::_fused_sgd_", {params, grads, first}, {0.01, 0.9, 0.1, 0.2, false, false, false}, false);
   check("aten::_fused_sgd_", {params, grads, {}}, {0.01, 0., 0.1, 0., false, true, true}, false);
   check("aten::_fused_adagrad_", {params, grads, first}, {0.1, 0.01, 0.01, 1e-8, false}, true);
+}
+
+// Lists in the layouts of their parameters: one with empty parts, one sharded by columns, one replicated, and again the
+// first layout; the steps are numbers, plain ones and one that is distributed.
+std::vector<Tensors> fitting_lists(const DeviceMesh& mesh) {
+  torch::manual_seed(7);
+  std::vector<Tensors> lists(5);
+  for (size_t l = 0; l < 4; ++l) {
+    for (const Placement& placement :
+         {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate()), Placement(Shard(0))})
+      lists[l].push_back(distribute_tensor(at::rand({5, 6}, at::kDouble) + 0.1, mesh, {placement}).mul(1));
+  }
+  for (size_t i = 0; i < 4; ++i) lists[4].push_back(at::ones({}, at::kFloat) * 3);
+  lists[4][2] = distribute_tensor(lists[4][2], mesh, {Replicate()});
+  return lists;
+}
+
+TEST_CASE("fused optimizers give the same whether something observes them or not", "[ops][fused_optimizers]") {
+  const DeviceMesh mesh(World::local(8), {8}, {"dp"});
+  for (const char* op : {"aten::_fused_adam_", "aten::_fused_adamw_"}) {
+    for (const bool scales : {false, true}) {
+      INFO(op << (scales ? " with a scale" : ""));
+      const auto run = [&] {
+        std::vector<Tensors> lists = fitting_lists(mesh);
+        const c10::IValue scale = scales ? c10::IValue(at::ones({}, at::kFloat) * 4) : c10::IValue();
+        const c10::IValue found = scales ? c10::IValue(at::zeros({}, at::kFloat)) : c10::IValue();
+        call_op(op, {lists[0], lists[1], lists[2], lists[3], Tensors(), lists[4], 0.1, 0.9, 0.99, 0.01, 1e-8, false,
+                     false, scale, found});
+        return lists;
+      };
+      const std::vector<Tensors> typed = run();
+      const CommDebugMode comm;  // observed calls take the boxed kernel
+      const std::vector<Tensors> boxed = run();
+      for (size_t l = 0; l < 4; ++l) {
+        for (size_t i = 0; i < 4; ++i) {
+          INFO("list " << l << ", tensor " << i);
+          const DTensorMeta &x = meta_without_sync(typed[l][i]), &y = meta_without_sync(boxed[l][i]);
+          CHECK(x.spec == y.spec);
+          CHECK(x.storage->writes.load() == y.storage->writes.load());
+          for (size_t r = 0; r < x.locals.size(); ++r) CHECK(torch::equal(x.locals[r], y.locals[r]));
+        }
+      }
+    }
+  }
 }
 
 TEST_CASE("fused optimizers scale gradients, and skip a step with infinities", "[ops][fused_optimizers]") {

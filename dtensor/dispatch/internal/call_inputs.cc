@@ -194,16 +194,6 @@ void note_context(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, 
   context.scope = current_dispatch_scope().hints;
 }
 
-uint64_t hints_of(const at::Tensor& t) {
-  const bool is_parameter = meta_without_sync(t).storage->is_parameter.load(std::memory_order_relaxed);
-  return uint64_t{is_parameter} | uint64_t{is_unwritten_factory_result(t)} << 1;
-}
-
-bool is_unwritten_factory_result(const at::Tensor& t) {
-  const DTensorMeta& meta = meta_without_sync(t);
-  return meta.from_factory && meta.spec->is_replicated() && meta.storage->writes.load(std::memory_order_relaxed) == 0;
-}
-
 std::string module_path(const Inputs& in) {
   for (const auto& t : in.tensors) {
     if (!is_dtensor(t)) continue;

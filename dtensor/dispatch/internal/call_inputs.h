@@ -63,14 +63,24 @@ void note_context(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, 
 bool has_no_hints(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors);
 // What note_context() reads of a tensor besides its spec and DTensorMeta::hints, as bits. A fact that is added there is
 // added here, too: else the calls of a list operator share decisions that differ.
-uint64_t hints_of(const at::Tensor& t);
+inline uint64_t hints_of(const DTensorMeta& meta);
+inline constexpr uint64_t kIsUnwrittenFactoryResult = 2;  // one of the two bits
 // Whether an operator that writes to `t` may change its layout with the write. The same on all ranks, since all ranks
 // alias and expose parts alike.
 bool has_mutable_layout(const at::Tensor& t);
 // For a call that writes to its first tensor alone: whether that one's layout is in CallContext::mutable_layouts.
 bool has_own_mutable_layout(c10::ArrayRef<const at::Tensor*> tensors);
 // Whether `t` was made alike for all ranks, from no tensor (DTensorMeta::from_factory), and not written to since.
-bool is_unwritten_factory_result(const at::Tensor& t);
+inline bool is_unwritten_factory_result(const DTensorMeta& meta) {
+  return meta.from_factory && meta.spec->is_replicated() && meta.storage->writes.load(std::memory_order_relaxed) == 0;
+}
+inline bool is_unwritten_factory_result(const at::Tensor& t) {
+  return is_unwritten_factory_result(meta_without_sync(t));
+}
+inline uint64_t hints_of(const DTensorMeta& meta) {
+  return uint64_t{meta.storage->is_parameter.load(std::memory_order_relaxed)} |
+         (is_unwritten_factory_result(meta) ? kIsUnwrittenFactoryResult : 0);
+}
 // "weight", or "tensors[1]" in a list.
 std::string arg_name(const OpInfo& info, const Inputs& in, int input);
 // Path of the module whose parameter is among the inputs; else that of the scope.

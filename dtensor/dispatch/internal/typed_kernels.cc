@@ -34,6 +34,8 @@ bool calls_are_decided_otherwise() {
   return scope.step_decider != nullptr || scope.hints.limits.any();
 }
 
+bool is_heard() { return c10::ThreadLocalDebugInfo::current() != nullptr && !current_scope().listeners.empty(); }
+
 namespace {
 
 // ------------------------------------------------------------ a call without a stack
