@@ -2,8 +2,9 @@
 // (dispatch/internal/typed_kernels.h, and for views also views/view_functions.cc).
 //
 // An operator may be added if it takes tensors, numbers and lists of ints, and returns one tensor: the first that it
-// takes, if it writes to that, else a new one. Not if it has a handler, or a rule with a `local` that does not set
-// OpRule::local_calls_operator: its calls would all take the boxed kernel.
+// takes, if it writes to that, else a new one. Not if it has a rule with a `local` that does not set
+// OpRule::local_calls_operator, or no rule: its calls would all take the boxed kernel. If it has a handler, too, that
+// must leave a call to the rule by what keys of decisions have (norm.cc does).
 #pragma once
 
 #include <ATen/ops/add_ops.h>
@@ -18,10 +19,12 @@
 #include <ATen/ops/expand_ops.h>
 #include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/lerp_ops.h>
+#include <ATen/ops/linalg_vector_norm_ops.h>
 #include <ATen/ops/mean_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mul_ops.h>
 #include <ATen/ops/neg_ops.h>
+#include <ATen/ops/norm_ops.h>
 #include <ATen/ops/permute_ops.h>
 #include <ATen/ops/pow_ops.h>
 #include <ATen/ops/relu_ops.h>
@@ -51,7 +54,8 @@ using TypedComputations =
               at::_ops::lerp__Scalar, at::_ops::relu, at::_ops::relu_, at::_ops::sigmoid, at::_ops::tanh, at::_ops::exp,
               at::_ops::neg, at::_ops::sqrt, at::_ops::rsqrt, at::_ops::pow_Tensor_Scalar, at::_ops::gelu,
               at::_ops::silu, at::_ops::threshold_backward, at::_ops::mm, at::_ops::bmm, at::_ops::addmm, at::_ops::sum,
-              at::_ops::sum_dim_IntList, at::_ops::mean, at::_ops::mean_dim, at::_ops::detach>;
+              at::_ops::sum_dim_IntList, at::_ops::mean, at::_ops::mean_dim, at::_ops::norm_Scalar,
+              at::_ops::linalg_vector_norm, at::_ops::detach>;
 
 // Those that autograd tracks as views. Each has all elements of its base, which a rank's part of it shares.
 using TypedViews = Operators<at::_ops::view, at::_ops::expand, at::_ops::alias, at::_ops::t, at::_ops::transpose_int,

@@ -15,10 +15,12 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/reduction/reduction.h"
+#include "ops/support/arguments.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {
@@ -103,8 +105,28 @@ at::Tensor vector_norm(const at::Tensor& given, double p, at::OptionalIntArrayRe
   return half ? result.to(result_dtype) : result;
 }
 
+// Whether a rule has the call: the norm of each part is an addend of the norm, and its squares neither overflow nor
+// have another dtype. This follows from what the key of a decision has, as a typed kernel asks for a decision alone.
+bool has_rule(const Arguments& args) {
+  const c10::IValue& order = args[args["p"].isNone() ? "ord" : "p"];
+  if (args.out().defined() || !order.isScalar() || !order.toScalar().equal(2) || !args["dtype"].isNone()) return false;
+  const auto dtype = c10::toRealValueType(args.tensor("self").scalar_type());
+  return dtype == at::kFloat || dtype == at::kDouble;
+}
+
+// The norm of each part, Partial(kNorm2) where the parts are of one norm.
+OpRule norm_of_each_part() {
+  OpRule rule = factor_op(
+      [](const OpCall& call) { return reduction(call, 0, reduced_dims(call), keeps_dims(call), ReduceOp::kNorm2); });
+  rule.metas = [](const OpCall& call) {
+    return reduction_metas(call, {c10::toRealValueType(call.inputs[0]->dtype())});
+  };
+  return rule;
+}
+
 // All forms of norm and linalg_vector_norm, distinguished by the names of their arguments.
 void norm(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  if (RuleRegistry::instance().find(op) && has_rule(Arguments(op, stack))) return dispatch_by_rule(op, stack);
   const auto& arguments = op.schema().arguments();
   const size_t base = stack.size() - arguments.size();
   at::Tensor self, out;
@@ -147,6 +169,7 @@ void dist(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 }  // namespace
 
 const RuleFamily norm_handlers("norm", [](RuleRegistry& registry) {
+  registry.add(std::vector<std::string>{"aten::norm.Scalar", "aten::linalg_vector_norm"}, norm_of_each_part());
   registry.add_handler("aten::norm", norm);
   registry.add_handler("aten::linalg_vector_norm", norm);
   registry.add_handler("aten::dist", dist);

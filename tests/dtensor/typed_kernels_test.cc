@@ -102,6 +102,9 @@ Samples all_samples() {
   samples["aten::sum.dim_IntList"] = {one, [](Tensors& t) { return t[0].sum({1}, true); }};
   samples["aten::mean"] = {one, [](Tensors& t) { return t[0].mean(); }};
   samples["aten::mean.dim"] = {one, [](Tensors& t) { return t[0].mean({1}); }};
+  samples["aten::norm.Scalar"] = {one, [](Tensors& t) { return t[0].norm(); }};
+  samples["aten::linalg_vector_norm"] = {
+      one, [](Tensors& t) { return at::linalg_vector_norm(t[0], 2, at::IntArrayRef{1}, true); }};
   samples["aten::detach"] = {one, [](Tensors& t) { return t[0].detach(); }};
   samples["aten::view"] = {one, [](Tensors& t) { return t[0].view({4, 2, -1}); }};
   samples["aten::expand"] = {one, [](Tensors& t) { return t[0].expand({3, 4, 4}); }};

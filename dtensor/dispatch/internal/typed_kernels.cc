@@ -107,7 +107,7 @@ void DirectCall::add_context(bool scoped) {
 
 bool DirectCall::begin() {
   resolved_ = &info_.resolve();
-  if (info_.handler != nullptr || !resolved_->rule) return false;
+  if (!resolved_->rule) return false;
   const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
   if (scoped && (calls_are_decided_otherwise() || !current_scope().listeners.empty())) return false;
   for (const at::Tensor* t : tensors_) {
