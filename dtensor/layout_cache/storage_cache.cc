@@ -26,6 +26,7 @@ std::vector<CacheEntry> take_stale(LocalStorage& storage, IsStale is_stale) {
       std::stable_partition(entries.begin(), entries.end(), [&](const CacheEntry& e) { return !is_stale(e); });
   stale.assign(std::make_move_iterator(first), std::make_move_iterator(entries.end()));
   entries.erase(first, entries.end());
+  storage.has_entries.store(!entries.empty(), std::memory_order_relaxed);
   return stale;
 }
 
@@ -67,6 +68,7 @@ void add_to_cache(const std::shared_ptr<LocalStorage>& storage, MemoryRange of, 
       return e.writes != writes || (e.recording != 0 && e.recording != recording);
     });
     storage->cache->entries.push_back({std::move(of), std::move(value), writes, recording, counted_in, id});
+    storage->has_entries.store(true, std::memory_order_relaxed);
   }
   stop_counting(stale);
 }
@@ -83,10 +85,7 @@ void note_write(const at::Tensor& t, std::string_view op) {
 
 uint64_t mark_written(LocalStorage& storage) {
   const uint64_t before = storage.writes.fetch_add(1, std::memory_order_relaxed);
-  {
-    std::lock_guard lock(storage.cache_mutex);
-    if (!storage.cache || storage.cache->entries.empty()) return before;
-  }
+  if (!storage.has_entries.load(std::memory_order_relaxed)) return before;
   drop_entries(storage, [&](const CacheEntry& e) { return e.writes <= before; });
   return before;
 }

@@ -93,6 +93,7 @@ struct LocalStorage {
   // Copies of these tensors in other layouts, and other facts about them; guarded by cache_mutex. Null: none so far.
   std::mutex cache_mutex;
   std::shared_ptr<StorageCache> cache;
+  std::atomic<bool> has_entries{false};     // StorageCache::entries are not empty: most writes need no lock
   std::atomic<bool> has_base{false};        // StorageCache::base is set, once and for all
   std::vector<DeclaredWidth> ghost_widths;  // kept by writes; guarded by cache_mutex
 };
