@@ -9,6 +9,7 @@
 #include <ostream>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
@@ -16,6 +17,7 @@
 #include "absl/types/span.h"
 #include "placement/parse_placements.h"
 #include "plan/largest_part.h"
+#include "plan/sized_impl.h"
 
 namespace dtensor {
 using namespace internal;
@@ -67,6 +69,9 @@ struct SpecInterner {
     candidate->placements_ = std::move(placements);
     candidate->meta_ = meta;
     candidate->contiguous_ = meta.strides == row_major_strides({meta.sizes.data(), meta.sizes.size()});
+    const Placements& placed = candidate->placements_;
+    candidate->replicated_ = absl::c_all_of(placed, [](const Placement& p) { return p.is_replicate(); });
+    candidate->partial_ = absl::c_any_of(placed, [](const Placement& p) { return p.is_partial(); });
     std::lock_guard<std::mutex> lock(mutex);
     auto it = specs.find(candidate.get());
     if (it != specs.end()) {
@@ -91,6 +96,8 @@ struct SpecInterner {
 
 }  // namespace internal
 
+Spec::~Spec() { delete sized_impl_.load(); }
+
 SpecPtr Spec::get(const DeviceMesh& mesh, const Placements& placements, const TensorMeta& meta) {
   TORCH_CHECK_VALUE(mesh.defined(), "[Spec] the mesh is not defined");
   TORCH_CHECK_VALUE(static_cast<int64_t>(placements.size()) == mesh.ndim(), "[Spec] ", placements.size(),
@@ -111,20 +118,6 @@ SpecPtr Spec::get(const DeviceMesh& mesh, const Placements& placements, c10::Arr
 
 SpecPtr Spec::with_placements(const Placements& placements) const { return get(mesh_, placements, meta_); }
 
-bool Spec::is_replicated() const {
-  for (const Placement& p : placements_) {
-    if (!p.is_replicate()) return false;
-  }
-  return true;
-}
-
-bool Spec::has_partial() const {
-  for (const Placement& p : placements_) {
-    if (p.is_partial()) return true;
-  }
-  return false;
-}
-
 Part Spec::local_layout(int64_t i) const {
   return dtensor::local_layout(meta_.sizes, mesh_.shape(), placements_, mesh_.local_coordinate(i));
 }
@@ -137,12 +130,20 @@ Shape Spec::local_shape(int64_t i) const {
   return dtensor::local_shape(meta_.sizes, mesh_.shape(), placements_, mesh_.local_coordinate(i));
 }
 
-int64_t Spec::max_local_bytes() const {
-  int64_t bytes = max_local_bytes_.load(std::memory_order_relaxed);
-  if (bytes >= 0) return bytes;
-  bytes = largest_part_bytes(meta_, mesh_.shape(), placements_);
+int64_t Spec::compute_max_local_bytes() const {
+  const int64_t bytes = largest_part_bytes(meta_, mesh_.shape(), placements_);
   max_local_bytes_.store(bytes, std::memory_order_relaxed);
   return bytes;
+}
+
+const SizedImpl& Spec::make_sized_impl() const {
+  auto made = std::make_unique<SizedImpl>(c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                          c10::scalarTypeToTypeMeta(meta_.dtype), c10::Device(c10::DeviceType::CPU));
+  made->set_sizes_and_strides(c10::IntArrayRef(meta_.sizes.data(), meta_.sizes.size()),
+                              c10::IntArrayRef(meta_.strides.data(), meta_.strides.size()));
+  const SizedImpl* other = nullptr;  // another thread may have been first
+  if (sized_impl_.compare_exchange_strong(other, made.get())) return *made.release();
+  return *other;
 }
 
 std::string Spec::to_short_string() const {

@@ -25,6 +25,7 @@
 namespace dtensor {
 
 namespace internal {
+class SizedImpl;      // sized_impl.h
 struct SpecInterner;  // spec.cc
 }  // namespace internal
 
@@ -33,6 +34,7 @@ using SpecPtr = std::shared_ptr<const Spec>;
 
 class Spec {
  public:
+  ~Spec();
   // Placements are normalised against the shape.
   // Errors (c10::Error): their number differs from the mesh's dims, a dim out of range, mixed kinds of Partial.
   static SpecPtr get(const DeviceMesh& mesh, const Placements& placements, const TensorMeta& meta);
@@ -51,15 +53,23 @@ class Spec {
   uint64_t id() const { return id_; }  // never reused for another spec
 
   bool is_contiguous() const { return contiguous_; }  // the tensor on a single device
-  bool is_replicated() const;
-  bool has_partial() const;
+  // Without data, but with the sizes and strides: what tensors copy them from. Made at the first use.
+  const internal::SizedImpl& sized_impl() const {
+    const internal::SizedImpl* made = sized_impl_.load(std::memory_order_acquire);
+    return made != nullptr ? *made : make_sized_impl();
+  }
+  bool is_replicated() const { return replicated_; }
+  bool has_partial() const { return partial_; }
 
   // The part of the i-th of mesh().local_ranks(); of any rank of the mesh.
   Part local_layout(int64_t i) const;
   Part layout_of_rank(int64_t rank) const;
   Shape local_shape(int64_t i) const;
   // Bytes of the largest part any rank holds (that of coordinate 0, ...).
-  int64_t max_local_bytes() const;
+  int64_t max_local_bytes() const {
+    const int64_t known = max_local_bytes_.load(std::memory_order_relaxed);
+    return known >= 0 ? known : compute_max_local_bytes();
+  }
 
   // "f32[10, 8](RS(0))"; with the mesh: "... @ mesh(dp=2, tp=2)".
   std::string to_short_string() const;
@@ -70,12 +80,15 @@ class Spec {
 
  private:
   Spec() = default;
+  const internal::SizedImpl& make_sized_impl() const;
+  int64_t compute_max_local_bytes() const;
   DeviceMesh mesh_;
   Placements placements_;
   TensorMeta meta_;
   uint64_t id_ = 0;
-  bool contiguous_ = false;
+  bool contiguous_ = false, replicated_ = false, partial_ = false;
   mutable std::atomic<int64_t> max_local_bytes_{-1};  // computed at the first use
+  mutable std::atomic<const internal::SizedImpl*> sized_impl_{nullptr};
   friend struct internal::SpecInterner;
 };
 

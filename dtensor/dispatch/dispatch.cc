@@ -102,7 +102,7 @@ void push_results(const OpInfo& info, const Decision& decision, const Inputs& in
                           moved);
     }
     const auto input = absl::c_find_if(in.tensors, [](const at::Tensor& t) { return t.defined(); });
-    return make_result_of(*input, decision.outputs[k], std::move(outputs[k]));
+    return make_result_of(*input, SpecPtr(decision.outputs[k]), std::move(outputs[k]));
   };
   const auto wrap = [&](size_t k) {
     if (!decision.outputs[k]) return at::Tensor();

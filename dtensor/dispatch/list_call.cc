@@ -223,7 +223,7 @@ std::vector<at::Tensor> ListCall::run(const std::function<std::vector<at::Tensor
   std::vector<at::Tensor> results;
   results.reserve(locals.size());
   for (size_t n = 0; n < locals.size(); ++n)
-    results.push_back(make_result_of(first_tensor(n), decisions_[n]->outputs[0], std::move(locals[n])));
+    results.push_back(make_result_of(first_tensor(n), SpecPtr(decisions_[n]->outputs[0]), std::move(locals[n])));
   return results;
 }
 

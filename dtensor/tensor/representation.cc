@@ -5,10 +5,11 @@
 #include <ATen/ops/_neg_view.h>
 
 #include <algorithm>
+#include <new>
 
 #include "dtensor/dispatch_key.h"
-#include "dtensor/tensor/contiguous_impl.h"
 #include "dtensor/tensor/host_parts.h"
+#include "plan/sized_impl.h"
 
 namespace dtensor::internal {
 namespace {
@@ -34,9 +35,9 @@ void explain_access(c10::TensorImpl& impl) {
 }
 
 // Adds only error texts to TensorImpl.
-class DTensorImpl final : public ContiguousImpl {
+class DTensorImpl final : public SizedImpl {
  public:
-  using ContiguousImpl::ContiguousImpl;
+  using SizedImpl::SizedImpl;
 
   // TensorImpl's constructor makes an inference tensor inside inference mode, and a normal one outside of it; a view
   // must match its base.
@@ -101,23 +102,47 @@ void note_offload(DTensorMeta& meta) {
   meta.storage->hold.resize(0);
 }
 
-c10::intrusive_ptr<DTensorMeta> make_meta(SpecPtr&& spec, RankTensors&& locals, std::shared_ptr<LocalStorage>&& storage,
-                                          std::shared_ptr<CommWork>&& arriving = nullptr) {
-  auto meta = c10::make_intrusive<DTensorMeta>();
-  meta->spec = std::move(spec);
-  meta->locals = std::move(locals);
-  meta->storage = std::move(storage);
-  meta->arriving = std::move(arriving);
-  meta->may_need_sync = meta->arriving != nullptr || meta->storage->observer != nullptr;
-  if (is_offload_used()) note_offload(*meta);
-  return meta;
+using MetaPtr = c10::intrusive_ptr<DTensorMeta>;
+
+MetaPtr with_sync_flag(DTensorMeta* fresh) {
+  fresh->may_need_sync = fresh->arriving != nullptr || fresh->storage->observer != nullptr;
+  if (is_offload_used()) note_offload(*fresh);
+  return MetaPtr::unsafe_steal_from_new(fresh);
 }
 
-c10::intrusive_ptr<DTensorMeta> make_named_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
-                                                std::shared_ptr<const std::string> name,
-                                                std::shared_ptr<CommWork> arriving = nullptr) {
-  if (!storage) storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
-  auto meta = make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(arriving));
+// Of an alias.
+MetaPtr meta_over(std::shared_ptr<LocalStorage>&& storage, SpecPtr&& spec, RankTensors&& locals,
+                  std::shared_ptr<CommWork>&& arriving) {
+  void* memory = ::operator new(sizeof(DTensorMeta));
+  return with_sync_flag(
+      ::new (memory) DTensorMeta(std::move(spec), std::move(locals), std::move(storage), std::move(arriving), false));
+}
+
+struct StorageAndMeta {
+  template <typename WorldOrStorage>
+  StorageAndMeta(const WorldOrStorage& world, int64_t bytes) : storage(world, bytes) {}
+  LocalStorage storage;
+  alignas(DTensorMeta) unsigned char meta[sizeof(DTensorMeta)];
+};
+
+// Of the first tensor of a memory. `world`: as LocalStorage's constructors take it.
+template <typename WorldOrStorage>
+MetaPtr meta_of_new_memory(const WorldOrStorage& world, SpecPtr&& spec, RankTensors&& locals,
+                           std::shared_ptr<CommWork>&& arriving = nullptr) {
+  auto both = std::make_shared<StorageAndMeta>(world, spec->max_local_bytes());
+  void* memory = both->meta;
+  LocalStorage* storage = &both->storage;
+  std::shared_ptr<LocalStorage> owner(std::move(both), storage);
+  return with_sync_flag(
+      ::new (memory) DTensorMeta(std::move(spec), std::move(locals), std::move(owner), std::move(arriving), true));
+}
+
+// `storage`: null for a memory of its own.
+MetaPtr make_named_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
+                        std::shared_ptr<const std::string> name, std::shared_ptr<CommWork> arriving = nullptr) {
+  const World& world = spec->mesh().world();
+  MetaPtr meta = storage ? meta_over(std::move(storage), std::move(spec), std::move(locals), std::move(arriving))
+                         : meta_of_new_memory(world, std::move(spec), std::move(locals), std::move(arriving));
   meta->name = std::move(name);
   return meta;
 }
@@ -133,15 +158,10 @@ c10::Device device_of(const DeviceMesh& mesh, const at::Tensor& t) {
 }
 
 // `device`: device_of() the mesh.
-c10::intrusive_ptr<DTensorImpl> make_impl(c10::Device device, c10::intrusive_ptr<DTensorMeta> meta) {
+c10::intrusive_ptr<DTensorImpl> make_impl(c10::Device device, MetaPtr&& meta) {
   const Spec& spec = *meta->spec;
   auto impl = c10::make_intrusive<DTensorImpl>(key_set(device.type()), c10::scalarTypeToTypeMeta(spec.dtype()), device);
-  if (spec.is_contiguous()) {
-    impl->set_first_sizes(c10::IntArrayRef(spec.sizes().data(), spec.sizes().size()));
-  } else {
-    impl->set_sizes_and_strides(c10::IntArrayRef(spec.sizes().data(), spec.sizes().size()),
-                                c10::IntArrayRef(spec.strides().data(), spec.strides().size()));
-  }
+  impl->copy_first_sizes(spec.sized_impl());
   impl->set_storage_access_should_throw();
   impl->set_backend_meta(std::move(meta));
   return impl;
@@ -152,6 +172,13 @@ c10::intrusive_ptr<DTensorImpl> make_impl(c10::Device device, c10::intrusive_ptr
 LocalStorage::LocalStorage(const World& w, int64_t bytes) : use_of_world(w.use()), hold(w.memory(), bytes) {}
 LocalStorage::LocalStorage(const LocalStorage& of_same_world, int64_t bytes)
     : use_of_world(of_same_world.use_of_world), hold(of_same_world.hold.meter(), bytes) {}
+
+void DTensorMeta::operator delete(DTensorMeta* meta, std::destroying_delete_t) {
+  const bool is_beside = meta->is_beside_storage;
+  const std::shared_ptr<const void> storage = std::move(meta->storage);  // frees `meta`, too, if that is beside it
+  meta->~DTensorMeta();
+  if (!is_beside) ::operator delete(meta);
+}
 
 void wait_for_locals(const DTensorMeta& meta) {
   if (!meta.arriving || meta.arriving->done()) return;
@@ -177,9 +204,8 @@ at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWor
   return result;
 }
 
-at::Tensor make_result_of(const at::Tensor& input, SpecPtr spec, RankTensors locals) {
-  auto storage = std::make_shared<LocalStorage>(*meta_without_sync(input).storage, spec->max_local_bytes());
-  auto meta = make_meta(std::move(spec), std::move(locals), std::move(storage));
+at::Tensor make_result_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals) {
+  MetaPtr meta = meta_of_new_memory(*meta_without_sync(input).storage, std::move(spec), std::move(locals));
   meta->laid_out_by_engine = true;
   return at::Tensor(make_impl(device_of(meta->spec->mesh(), input), std::move(meta)));
 }
@@ -193,7 +219,7 @@ at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, i
     storage->shared.store(true, std::memory_order_relaxed);
     if (of_base.arriving && !of_base.arriving->done()) arriving = of_base.arriving;
   }
-  auto meta = make_meta(std::move(spec), std::move(locals), std::move(storage), std::move(arriving));
+  MetaPtr meta = meta_over(std::move(storage), std::move(spec), std::move(locals), std::move(arriving));
   meta->laid_out_by_engine = shares && of_base.laid_out_by_engine;
   meta->seen = of_base.seen;
   auto impl = make_impl(device_of(meta->spec->mesh(), base), std::move(meta));
@@ -204,7 +230,7 @@ at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, i
 
 namespace {
 
-void set_contents(const at::Tensor& t, c10::intrusive_ptr<DTensorMeta> meta, int64_t offset) {
+void set_contents(const at::Tensor& t, MetaPtr meta, int64_t offset) {
   const Spec& spec = *meta->spec;
   auto* impl = t.unsafeGetTensorImpl();
   impl->set_sizes_and_strides(c10::IntArrayRef(spec.sizes().data(), spec.sizes().size()),

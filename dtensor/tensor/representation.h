@@ -13,6 +13,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -110,6 +111,17 @@ struct ConjNegBits {
 };
 
 struct DTensorMeta final : c10::BackendMeta {
+  // For representation.cc only. `beside_storage`: this is in the allocation of `storage`, where that of the first
+  // tensor of a memory is, and which aliases may need for longer.
+  DTensorMeta(SpecPtr&& layout, RankTensors&& parts, std::shared_ptr<LocalStorage>&& memory,
+              std::shared_ptr<CommWork>&& work, bool beside_storage)
+      : spec(std::move(layout)),
+        locals(std::move(parts)),
+        storage(std::move(memory)),
+        arriving(std::move(work)),
+        is_beside_storage(beside_storage) {}
+  void operator delete(DTensorMeta* meta, std::destroying_delete_t);
+
   SpecPtr spec;
   RankTensors locals;  // one per spec->mesh().local_ranks()
   std::shared_ptr<LocalStorage> storage;
@@ -126,6 +138,7 @@ struct DTensorMeta final : c10::BackendMeta {
   // Conjugation and negation relative to the first tensor of that memory, by the view operators between the two.
   // Recorded so that ranks with empty parts have it, too.
   ConjNegBits seen;
+  const bool is_beside_storage;
 };
 
 // Waits for a collective that is filling in the locals, as the call that began it would have: below autograd, on plain
@@ -168,7 +181,7 @@ at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const 
 // The same for an operator's result, whose layout the engine chose.
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr);
 // The same, cheaper, for the result of a call on `input`, a tensor of the same world.
-at::Tensor make_result_of(const at::Tensor& input, SpecPtr spec, RankTensors locals);
+at::Tensor make_result_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals);
 // The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the
 // locals share the memory of the base's, and are available when those are. `offset`: the storage offset that a plain
 // tensor would have. See make_view_of() in view_call.h.

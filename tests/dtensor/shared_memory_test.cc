@@ -65,6 +65,27 @@ TEST_CASE("shared memory: ranks do not share memory they write to") {
   CHECK(whole.sum().item<double>() == 24);
 }
 
+TEST_CASE("shared memory: an alias keeps the memory, and no handle of the tensor that made it") {
+  const DeviceMesh mesh = mesh_of(2);
+  const MemoryMeter& meter = mesh.world().memory();
+  const auto numbers_of_rank = numbers({4, 2});
+  const Tensor x = distribute_tensor(numbers_of_rank, mesh, {Replicate()});
+  for (int call = 0; call < 2; ++call) {  // the second has a typed kernel
+    const int64_t before = meter.live_bytes();
+    Tensor sum = x.add(x), alias = sum.detach();
+    const Tensor part = meta_without_sync(sum).locals[0];
+    CHECK(part.use_count() == 2);
+    sum = Tensor();
+    CHECK(part.use_count() == 1);
+    CHECK(meter.live_bytes() == before + 4 * 2 * 8);
+    alias.mul_(2);
+    CHECK(same(alias, numbers_of_rank * 4));
+    CHECK(part.equal(numbers_of_rank * 4));
+    alias = Tensor();
+    CHECK(meter.live_bytes() == before);
+  }
+}
+
 TEST_CASE("shared memory: finds parts that share elements, for many ranks too") {
   CHECK(holds("overlap of windows on one tensor", 500, [] {
     const Tensor memory = torch::zeros({60});

@@ -219,9 +219,11 @@ TEST_CASE("a typed kernel allocates its result and nothing else", "[dtensor][typ
     Tensors plain, leaves;
     for (const auto& sizes : sample.inputs) plain.push_back(torch::rand(sizes));
     Tensors inputs = inputs_of(sample, mesh, Replicate(), /*grad=*/false, leaves);
-    // The tensor, that it is distributed, its memory, and the list of its parts; of a view how it was taken.
+    // The tensor, its version counter, that it has a layout, layout and memory in one, and the list of its parts; of a
+    // view how it was taken, in two.
     const bool writes = name.back() == '_' || name.find("_.") != std::string::npos;
-    CHECK(allocations_of(sample, inputs) - allocations_of(sample, plain) <= (writes ? 0 : 7));
+    const bool views = !writes && sample.call(plain).is_alias_of(plain[0]);
+    CHECK(allocations_of(sample, inputs) - allocations_of(sample, plain) <= (writes ? 0 : views ? 7 : 5));
   }
 }
 
@@ -235,7 +237,7 @@ TEST_CASE("typed kernels find the decisions of boxed ones for every kind of numb
                              return at::_ops::div_Scalar::call(t[0], number);
                            }};
     Tensors ours = {x}, theirs = {plain};
-    CHECK(allocations_of(sample, ours) - allocations_of(sample, theirs) <= 2 * 6);  // a boxed call takes more
+    CHECK(allocations_of(sample, ours) - allocations_of(sample, theirs) <= 2 * 5);  // a boxed call takes more
   }
 }
 

@@ -1,11 +1,13 @@
 #include "plan/spec.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
 #include <atomic>
 #include <sstream>
 #include <thread>
 
+#include "plan/sized_impl.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -16,6 +18,45 @@ namespace {
 using Catch::Contains;
 
 DeviceMesh mesh_2x2() { return DeviceMesh(World::local(4), {2, 2}, {"dp", "tp"}); }
+
+TEST_CASE("tensors take sizes, strides and memory formats from their spec") {
+  const std::vector<std::pair<Shape, Shape>> all = {
+      {{}, {}},
+      {{3}, {1}},
+      {{3}, {2}},
+      {{4, 2}, {2, 1}},
+      {{4, 2}, {1, 4}},
+      {{4, 2}, {0, 1}},
+      {{4, 0}, {1, 1}},
+      {{1, 2}, {7, 1}},
+      {{2, 3, 4}, {1, 8, 2}},
+      {{2, 3}, {4, 1}},
+      {{2, 3, 4, 5}, {60, 20, 5, 1}},
+      {{2, 3, 4, 5}, {60, 1, 15, 3}},
+      {{2, 3, 4, 5}, {120, 2, 30, 6}},
+      {{2, 3, 4, 5, 6}, {360, 1, 90, 18, 3}},
+      {{2, 3, 4, 5, 6}, {720, 2, 180, 36, 6}},
+      {{2, 1, 2, 1, 2, 2}, {8, 8, 4, 4, 2, 1}},
+  };
+  const DeviceMesh mesh = mesh_2x2();
+  for (const auto& [sizes, strides] : all) {
+    const SpecPtr spec = Spec::get(mesh, {Replicate(), Replicate()}, TensorMeta{sizes, strides, at::kFloat});
+    const at::Tensor usual = at::empty_strided({sizes.data(), sizes.size()}, {strides.data(), strides.size()});
+    auto impl = c10::make_intrusive<SizedImpl>(usual.key_set(), usual.dtype(), usual.device());
+    impl->copy_first_sizes(spec->sized_impl());
+    const at::Tensor copy(std::move(impl));
+    CAPTURE(usual.sizes(), usual.strides());
+    CHECK(copy.sizes() == usual.sizes());
+    CHECK(copy.strides() == usual.strides());
+    CHECK(copy.numel() == usual.numel());
+    CHECK(copy.is_non_overlapping_and_dense() == usual.is_non_overlapping_and_dense());
+    CHECK(copy.suggest_memory_format() == usual.suggest_memory_format());
+    for (const auto format :
+         {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast, at::MemoryFormat::ChannelsLast3d}) {
+      CHECK(copy.is_contiguous(format) == usual.is_contiguous(format));
+    }
+  }
+}
 
 TEST_CASE("equal specs are one object while it is alive") {
   const size_t alive = Spec::num_alive();

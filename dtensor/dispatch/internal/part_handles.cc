@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "dtensor/tensor/contiguous_impl.h"
+#include "plan/sized_impl.h"
 
 namespace dtensor::internal {
 namespace {
@@ -44,8 +44,8 @@ bool may_view_parts(const RankTensors& parts) { return std::all_of(parts.begin()
 
 at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes) {
   if (c10::multiply_integers(sizes) != part.numel()) return part.view(sizes);  // the program resized it: ATen's error
-  auto view = c10::make_intrusive<ContiguousImpl>(c10::TensorImpl::VIEW, c10::Storage(part.storage()), part.key_set(),
-                                                  part.dtype());
+  auto view =
+      c10::make_intrusive<SizedImpl>(c10::TensorImpl::VIEW, c10::Storage(part.storage()), part.key_set(), part.dtype());
   view->set_storage_offset(part.storage_offset());
   view->set_first_sizes(sizes);
   return at::Tensor(std::move(view));
