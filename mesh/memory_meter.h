@@ -19,11 +19,16 @@ class MemoryMeter {
   // Starts a new measurement: the peak becomes the present live bytes.
   void reset_peak() { peak_.store(live_.load()); }
 
-  void add(int64_t bytes);
+  void add(int64_t bytes) {
+    const int64_t live = live_.fetch_add(bytes) + bytes;
+    if (live > peak_.load()) raise_peak(live);
+  }
   // A temporary that is alive only inside one step: raises the peak, not what is alive.
-  void touch(int64_t bytes);
+  void touch(int64_t bytes) { raise_peak(live_.load() + bytes); }
 
  private:
+  void raise_peak(int64_t bytes);
+
   std::atomic<int64_t> live_{0};
   std::atomic<int64_t> peak_{0};
 };

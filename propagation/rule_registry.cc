@@ -46,7 +46,6 @@ struct RuleRegistry::State {
   const Family* family = nullptr;  // the family that is being added; null: the program adds its own
   std::map<std::pair<std::string, Entry::Kind>, const Family*> owners;
   std::shared_ptr<const OpRule> default_pointwise;
-  std::atomic<uint64_t> generation{1};
   // Results of find() since the last change, by full operator name.
   mutable absl::flat_hash_map<std::string, std::shared_ptr<const OpRule>> found;
 
@@ -61,7 +60,7 @@ struct RuleRegistry::State {
 
   void changed() {
     found.clear();
-    ++generation;
+    ++generation_;
   }
 
   std::shared_ptr<const OpRule> get(const std::string& name) const {
@@ -99,6 +98,8 @@ struct RuleRegistry::State {
 };
 
 RuleRegistry::RuleRegistry() : state_(std::make_shared<State>()) {}
+
+constinit std::atomic<uint64_t> RuleRegistry::generation_{1};
 
 RuleRegistry& RuleRegistry::instance() {
   static RuleRegistry* const registry = [] {
@@ -168,8 +169,6 @@ Handler RuleRegistry::find_handler(const c10::OperatorHandle& op) const {
   }
   return nullptr;
 }
-
-uint64_t RuleRegistry::generation() const { return state_->generation.load(std::memory_order_acquire); }
 
 std::vector<RuleRegistry::Entry> RuleRegistry::entries() const {
   std::lock_guard<std::mutex> lock(state_->mutex);

@@ -6,6 +6,7 @@
 
 #include <ATen/core/stack.h>
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -36,7 +37,7 @@ class RuleRegistry {
   void set_default_pointwise(OpRule rule);
   std::shared_ptr<const OpRule> find(const c10::OperatorHandle& op) const;  // null: none
   // Changes whenever a rule is added; cached decisions of an older generation are dropped.
-  uint64_t generation() const;
+  static uint64_t generation() { return generation_.load(std::memory_order_acquire); }
 
   // A rule or a handler, and its origin.
   struct Entry {
@@ -53,6 +54,7 @@ class RuleRegistry {
 
  private:
   RuleRegistry();
+  static std::atomic<uint64_t> generation_;
   struct State;
   std::shared_ptr<State> state_;
 };

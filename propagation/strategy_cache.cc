@@ -58,6 +58,12 @@ struct StrategyCache::State {
     return entry->plan;
   }
 
+  // The decision of `key`, if it is direct, which counts as a hit; else null.
+  const std::shared_ptr<const Decision>* use_direct(const CacheKey& key) {
+    const auto found = index.find(&key);
+    return found == index.end() || !found->second->plan->direct ? nullptr : &use(found->second);
+  }
+
   // Moves entries beyond the capacity to `evicted`, to be destroyed outside the lock.
   void evict(Entries& evicted) {
     while (entries.size() > capacity) {
@@ -83,14 +89,14 @@ std::shared_ptr<const Decision> StrategyCache::find(const CacheKey& key) {
 
 std::shared_ptr<const Decision> StrategyCache::find_direct(const CacheKey& key) {
   std::lock_guard<std::mutex> lock(state_->mutex);
-  auto it = state_->index.find(&key);
-  return it == state_->index.end() || !it->second->plan->direct ? nullptr : state_->use(it->second);
+  const auto* decision = state_->use_direct(key);
+  return decision == nullptr ? nullptr : *decision;
 }
 
 SpecPtr StrategyCache::find_direct_result(const CacheKey& key) {
   std::lock_guard<std::mutex> lock(state_->mutex);
-  const auto it = state_->index.find(&key);
-  return it == state_->index.end() || !it->second->plan->direct ? nullptr : state_->use(it->second)->outputs[0];
+  const auto* decision = state_->use_direct(key);
+  return decision == nullptr ? nullptr : (*decision)->outputs[0];
 }
 
 void StrategyCache::insert(const CacheKey& key, std::shared_ptr<const Decision> plan, std::string description) {

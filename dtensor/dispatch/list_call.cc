@@ -90,7 +90,7 @@ std::shared_ptr<const Decision> ListCall::find_decision(size_t n, const Tensors&
   if (mutable_layout) context.mutable_layouts.push_back(0);
   note_context(element_, {tensors.data(), tensors.size()}, context);
   CacheKey key;
-  begin_key(key, element_, *resolved_);
+  begin_key(key, *resolved_);
   context.append_to_key(key);
   for (size_t i = 0, k = 0; i < element_.args.size(); ++i) {
     if (element_.args[i].kind == ArgSlot::Kind::kTensor) {

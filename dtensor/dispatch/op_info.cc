@@ -58,19 +58,19 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toStri
   composite_implicit = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   makes_tensor =
       !any_tensor && schema.returns().size() == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::TensorType;
+  pointwise = op.hasTag(at::Tag::pointwise);
   handler = RuleRegistry::instance().find_handler(op);
 }
 
-const OpInfo::Resolved& OpInfo::resolve() const {
-  const Resolved* current = resolved_.load(std::memory_order_acquire);
-  if (current != nullptr && current->generation == RuleRegistry::instance().generation()) return *current;
-  return resolve_again();
-}
-
 const OpInfo::Resolved& OpInfo::resolve_again() const {
+  const RuleRegistry& rules = RuleRegistry::instance();
+  static auto* mutex = new std::mutex;  // two threads would make two objects, whose calls would have different keys
+  std::lock_guard lock(*mutex);
+  const Resolved* current = resolved_.load(std::memory_order_relaxed);
+  if (current != nullptr && current->generation == rules.generation()) return *current;
   auto* fresh = new Resolved;
-  fresh->generation = RuleRegistry::instance().generation();
-  fresh->rule = RuleRegistry::instance().find(op);
+  fresh->generation = rules.generation();
+  fresh->rule = rules.find(op);
   fresh->value_free.resize(args.size());
   fresh->divisor.resize(args.size());
   if (fresh->rule) {

@@ -33,18 +33,23 @@ struct OpInfo {
   bool always_shares = false;       // a view that shares memory on every rank, never a copy
   bool composite_implicit = false;
   bool has_outs = false;
+  bool pointwise = false;     // at::Tag::pointwise
   bool makes_tensor = false;  // a factory: no tensor argument, returns one Tensor
   int device_arg = -1;
   Handler handler = nullptr;
 
   struct Resolved {
     std::shared_ptr<const OpRule> rule;
-    std::vector<bool> value_free;  // per schema argument
-    std::vector<bool> divisor;     // likewise
+    // Per schema argument; bytes, which are read faster than bits.
+    std::vector<uint8_t> value_free, divisor;
     uint64_t generation = 0;
   };
-  // The present rule; looked up again after rules were added. Valid for the life of the process.
-  const Resolved& resolve() const;
+  // The present rule; looked up again after rules were added: one object per generation of rules. Valid for the life of
+  // the process.
+  const Resolved& resolve() const {
+    const Resolved* current = resolved_.load(std::memory_order_acquire);
+    return current != nullptr && current->generation == RuleRegistry::generation() ? *current : resolve_again();
+  }
 
  private:
   const Resolved& resolve_again() const;

@@ -138,8 +138,8 @@ namespace {
 // Gradients are usually read more than once. But if backward multiplies its first gradient elementwise by a saved
 // tensor, the product is the gradient of a factor, and is summed if that was the smaller one.
 bool reuses_partial_inputs(const OpInfo& info, const at::Tensor& first) {
-  if (!in_backward()) return false;
-  return !info.op.hasTag(at::Tag::pointwise) || !first.defined() || spec_of(first)->has_partial();
+  if (info.pointwise && first.defined() && !spec_of(first)->has_partial()) return false;
+  return in_backward();
 }
 
 // Constants used together with parameters only: the initial state of a recurrence, or noise. With other inputs it might

@@ -26,7 +26,7 @@ const HookWatch* open_watch(const at::Tensor& t) {
 }  // namespace
 
 bool is_update(const OpInfo& info, const Inputs& in) {
-  if (!info.op.hasTag(at::Tag::pointwise) && info.op.schema().name() != "aten::copy_") return false;
+  if (!info.pointwise && info.op.schema().name() != "aten::copy_") return false;
   const at::Tensor* first = nullptr;
   for (const at::Tensor& t : in.tensors) {
     if (!t.defined() || t.dim() == 0) continue;

@@ -74,11 +74,22 @@ void append_class(CacheKey& key, NumberClass number, bool divisor) {
   key.push_back(static_cast<uint64_t>(number));
 }
 
+// As append_argument() for an int, and for a float.
+void append_int(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, int64_t value) {
+  key.push_back(kInt);
+  if (!resolved.value_free[i]) return key.push_back(static_cast<uint64_t>(value));
+  append_class(key, value == 0 ? NumberClass::kZero : NumberClass::kOrdinary, resolved.divisor[i]);
+}
+void append_double(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, double value) {
+  key.push_back(kDouble);
+  if (!resolved.value_free[i]) return key.push_back(std::bit_cast<uint64_t>(value));
+  append_class(key, number_class(value), resolved.divisor[i]);
+}
+
 // The operator, specs, context, and the other arguments as far as decisions depend on them.
-CacheKey make_key(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-                  c10::ArrayRef<c10::IValue> args) {
+CacheKey make_key(const OpInfo::Resolved& resolved, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
   CacheKey key;
-  begin_key(key, info, resolved);
+  begin_key(key, resolved);
   in.context.append_to_key(key);
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgSlot& slot = in.slots[i];
@@ -132,7 +143,7 @@ void check_class_shards(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10:
 Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
                c10::ArrayRef<c10::IValue> args) {
   StrategyCache& cache = strategy_cache(in.mesh.world());
-  CacheKey key = make_key(info, resolved, in, args);
+  CacheKey key = make_key(resolved, in, args);
   auto decision = cache.find(key);
   if (decision) return {std::move(decision), false, {}, {}};
   const OpCall call = make_call(info, in, args);
@@ -145,9 +156,8 @@ Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Input
 
 }  // namespace
 
-void begin_key(CacheKey& key, const OpInfo& info, const OpInfo::Resolved& resolved) {
-  key.push_back(reinterpret_cast<uintptr_t>(&info));
-  key.push_back(resolved.generation);
+void begin_key(CacheKey& key, const OpInfo::Resolved& resolved) {
+  key.push_back(reinterpret_cast<uintptr_t>(&resolved));  // of this operator and generation of rules alone
   key.push_back(
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
 }
@@ -159,24 +169,18 @@ void append_ints(CacheKey& key, c10::ArrayRef<int64_t> ints) {
 }
 
 void append_argument(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, const c10::IValue& value) {
+  if (value.isInt()) return append_int(key, resolved, i, value.toInt());
+  if (value.isDouble()) return append_double(key, resolved, i, value.toDouble());
   append_static(key, value, resolved.value_free[i]);
   if (resolved.value_free[i]) append_class(key, number_class(value), resolved.divisor[i]);
 }
 
 void append_number(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, const at::Scalar& number) {
-  const bool is_int = number.type() == c10::ScalarType::Long;
-  if (number.isSymbolic() || !(is_int || number.isFloatingPoint())) {
-    return append_argument(key, resolved, i, c10::IValue(number));
+  if (!number.isSymbolic()) {
+    if (number.type() == c10::ScalarType::Long) return append_int(key, resolved, i, number.toLong());
+    if (number.isFloatingPoint()) return append_double(key, resolved, i, number.toDouble());
   }
-  const double value = is_int ? 0 : number.toDouble();
-  key.push_back(is_int ? kInt : kDouble);
-  if (!resolved.value_free[i]) {
-    key.push_back(is_int ? static_cast<uint64_t>(number.toLong()) : std::bit_cast<uint64_t>(value));
-  } else if (is_int) {
-    append_class(key, number.toLong() == 0 ? NumberClass::kZero : NumberClass::kOrdinary, resolved.divisor[i]);
-  } else {
-    append_class(key, number_class(value), resolved.divisor[i]);
-  }
+  append_argument(key, resolved, i, c10::IValue(number));
 }
 
 Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,

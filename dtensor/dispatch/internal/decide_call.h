@@ -16,7 +16,7 @@ class StepDecider;  // tensor/step_decider.h
 
 // The beginning of a key. For calls whose arguments are not on a stack; the context follows, then per tensor the id of
 // its spec, per other argument one of the following.
-void begin_key(CacheKey& key, const OpInfo& info, const OpInfo::Resolved& resolved);
+void begin_key(CacheKey& key, const OpInfo::Resolved& resolved);
 void append_argument(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, const c10::IValue& value);
 // As append_argument() for a number.
 void append_number(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, const at::Scalar& number);

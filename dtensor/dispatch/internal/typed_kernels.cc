@@ -71,8 +71,8 @@ class DirectCall {
   // REQUIRES for the others: find_decision() returned true.
   size_t num_ranks() const { return meta_without_sync(*tensors_[0]).locals.size(); }  // that this process owns
   Shape result_sizes(size_t r) const { return result_->local_shape(static_cast<int64_t>(r)); }
-  at::Tensor make_result(RankTensors locals);  // call it last
-  void note_write() const;                     // after the operator wrote to the first tensor, or threw
+  at::Tensor make_result(RankTensors&& locals);  // call it last
+  void note_write() const;                       // after the operator wrote to the first tensor, or threw
 
  private:
   void add_value(size_t i, const c10::IValue& value);
@@ -97,7 +97,7 @@ bool DirectCall::has_ordinary_tensors() const {
 
 void DirectCall::add_context(bool scoped) {
   const bool changes_layout = info_.args[0].written && has_own_mutable_layout(tensors_);
-  begin_key(key_, info_, *resolved_);
+  begin_key(key_, *resolved_);
   if (!changes_layout && !scoped && has_no_hints(info_, tensors_)) return CallContext::append_none_to_key(key_);
   CallContext context;
   if (changes_layout) context.mutable_layouts.push_back(0);
@@ -145,7 +145,7 @@ bool DirectCall::find_decision() {
   return result_ != nullptr;
 }
 
-at::Tensor DirectCall::make_result(RankTensors locals) {
+at::Tensor DirectCall::make_result(RankTensors&& locals) {
   const at::Tensor& input = *tensors_[0];
   if (!info_.is_view) return make_result_of(input, std::move(result_), std::move(locals));
   set_base_of_views(input);
