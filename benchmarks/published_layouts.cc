@@ -49,7 +49,7 @@ struct PublishedLayout {
   int64_t ranks;
   int64_t batch, length;  // of a step
   double speed;           // as measured, in the unit of the table; larger is faster
-  bool one_link = false;  // between nodes each rank gathers over its own link, as if it was a node alone
+  bool one_link = false;  // between nodes each rank gathers over its own link, as if each were a node of its own
 };
 
 struct PublishedTable {

@@ -128,17 +128,20 @@ class Stopwatch final : public CommListener {
   std::vector<std::vector<Timed>> calls_;         // likewise
 };
 
+// A cost model has no operators that take no time, as a view between two events of a GPU may.
+constexpr double kLeastSeconds = 1e-9;
+
 double median_seconds(std::vector<Sample>& samples) {
   const auto middle = samples.begin() + static_cast<int64_t>(samples.size() / 2);
   std::nth_element(samples.begin(), middle, samples.end(),
                    [](const Sample& a, const Sample& b) { return a.seconds < b.seconds; });
-  return middle->seconds;
+  return std::max(middle->seconds, kLeastSeconds);
 }
 
 double mean_seconds(std::vector<Sample>& samples) {
   double seconds = 0;
   for (const Sample& s : samples) seconds += s.seconds;
-  return seconds / static_cast<double>(samples.size());
+  return std::max(seconds / static_cast<double>(samples.size()), kLeastSeconds);
 }
 
 // One time for the amounts in each of `sizes` parts between two powers of 2: `seconds_of` those, and their mean amount.
@@ -177,17 +180,25 @@ std::vector<Sample> samples_of(const std::function<void()>& step, const World& w
   return samples;
 }
 
-// Of each row and amount the longest time of all processes: operators between two collectives take as long as on the
-// rank that is the slowest just then.
+// Of each row and amount, or one within a tenth of it, the longest time of all processes: operators between two
+// collectives take as long as on the rank that is the slowest just then.
 OperatorTimes slowest(const OperatorTimes& own, const World& world) {
   CostModel model;
   model.operators = own;
+  const std::vector<std::string> tables = gather_texts(ranks_of(world), model.to_json(), "measure_operators");
+  if (tables.size() == 1) return own;
+  constexpr double kAlike = 1.1;                         // two mean amounts of calls that are alike
   std::map<std::string, std::map<double, double>> rows;  // seconds by amount
-  for (const std::string& table : gather_texts(ranks_of(world), model.to_json(), "measure_operators")) {
+  for (const std::string& table : tables) {
     for (const auto& [name, row] : CostModel::from_json(table).operators) {
+      std::map<double, double>& seconds = rows[name];
       for (const OperatorTime& time : row) {
-        double& longest = rows[name][time.amount];
-        longest = std::max(longest, time.seconds);
+        const auto found = seconds.lower_bound(time.amount / kAlike);
+        if (found != seconds.end() && found->first <= time.amount * kAlike) {
+          found->second = std::max(found->second, time.seconds);
+        } else {
+          seconds.emplace(time.amount, time.seconds);
+        }
       }
     }
   }

@@ -1,5 +1,5 @@
-// A TensorImpl whose sizes are set faster than LibTorch sets them: what follows from sizes and strides is copied, or
-// known.
+// A TensorImpl whose sizes are set faster than LibTorch sets them: what follows from sizes and strides is copied from a
+// spec, where it was computed once, or is known for row-major tensors.
 #pragma once
 
 #include <c10/core/TensorImpl.h>
@@ -30,11 +30,12 @@ class SizedImpl : public c10::TensorImpl {
     if (sizes.size() == 4 || sizes.size() == 5) refresh_contiguous();  // may also be channels_last
   }
 
-  // As set_sizes_and_strides() on a new tensor, to those of `other`.
+  // As set_sizes_and_strides() on a new tensor, to those of `other`. REQUIRES: this one is new, with the flags of one.
   void copy_first_sizes(const SizedImpl& other) {
     sizes_and_strides_ = other.sizes_and_strides_;
     numel_ = other.numel_;
     if (other.is_contiguous_ && other.sizes_and_strides_.size() < 4) return;  // as a new tensor: nothing else to copy
+    // Read first, then written: they are bits of one word.
     const bool contiguous = other.is_contiguous_, dense = other.is_non_overlapping_and_dense_;
     const bool last = other.is_channels_last_, last_contiguous = other.is_channels_last_contiguous_;
     const bool last_3d = other.is_channels_last_3d_, last_3d_contiguous = other.is_channels_last_3d_contiguous_;

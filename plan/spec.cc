@@ -68,10 +68,6 @@ struct SpecInterner {
     candidate->mesh_ = mesh.idle();
     candidate->placements_ = std::move(placements);
     candidate->meta_ = meta;
-    candidate->contiguous_ = meta.strides == row_major_strides({meta.sizes.data(), meta.sizes.size()});
-    const Placements& placed = candidate->placements_;
-    candidate->replicated_ = absl::c_all_of(placed, [](const Placement& p) { return p.is_replicate(); });
-    candidate->partial_ = absl::c_any_of(placed, [](const Placement& p) { return p.is_partial(); });
     std::lock_guard<std::mutex> lock(mutex);
     auto it = specs.find(candidate.get());
     if (it != specs.end()) {
@@ -79,6 +75,9 @@ struct SpecInterner {
       specs.erase(it);
     }
     candidate->id_ = next_id++;
+    const Placements& placed = candidate->placements_;
+    candidate->replicated_ = absl::c_all_of(placed, [](const Placement& p) { return p.is_replicate(); });
+    candidate->partial_ = absl::c_any_of(placed, [](const Placement& p) { return p.is_partial(); });
     SpecPtr spec(candidate.release(), [this](const Spec* s) { release(s); });
     specs.insert({spec.get(), spec});
     return spec;

@@ -52,7 +52,6 @@ class Spec {
   int64_t ndim() const { return static_cast<int64_t>(meta_.sizes.size()); }
   uint64_t id() const { return id_; }  // never reused for another spec
 
-  bool is_contiguous() const { return contiguous_; }  // the tensor on a single device
   // Without data, but with the sizes and strides: what tensors copy them from. Made at the first use.
   const internal::SizedImpl& sized_impl() const {
     const internal::SizedImpl* made = sized_impl_.load(std::memory_order_acquire);
@@ -86,7 +85,7 @@ class Spec {
   Placements placements_;
   TensorMeta meta_;
   uint64_t id_ = 0;
-  bool contiguous_ = false, replicated_ = false, partial_ = false;
+  bool replicated_ = false, partial_ = false;
   mutable std::atomic<int64_t> max_local_bytes_{-1};  // computed at the first use
   mutable std::atomic<const internal::SizedImpl*> sized_impl_{nullptr};
   friend struct internal::SpecInterner;

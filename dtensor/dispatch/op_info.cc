@@ -68,8 +68,8 @@ const OpInfo::Resolved& OpInfo::resolve_again() const {
   std::lock_guard lock(*mutex);
   const Resolved* current = resolved_.load(std::memory_order_relaxed);
   if (current != nullptr && current->generation == rules.generation()) return *current;
-  auto* fresh = new Resolved;
-  fresh->generation = rules.generation();
+  auto fresh = std::make_unique<Resolved>();
+  fresh->generation = rules.generation();  // before the rule: if one is added meanwhile, the next call looks again
   fresh->rule = rules.find(op);
   fresh->value_free.resize(args.size());
   fresh->divisor.resize(args.size());
@@ -81,8 +81,8 @@ const OpInfo::Resolved& OpInfo::resolve_again() const {
       if (auto i = op.schema().argumentIndexWithName(name)) fresh->divisor[*i] = true;
     }
   }
-  resolved_.store(fresh, std::memory_order_release);
-  return *fresh;
+  resolved_.store(fresh.get(), std::memory_order_release);
+  return *fresh.release();
 }
 
 const OpInfo& op_info(const c10::OperatorHandle& op) {

@@ -38,7 +38,12 @@ struct OpInfo {
   int device_arg = -1;
   Handler handler = nullptr;
 
+  // Not copied: keys of calls have its address.
   struct Resolved {
+    Resolved() = default;
+    Resolved(const Resolved&) = delete;
+    Resolved& operator=(const Resolved&) = delete;
+
     std::shared_ptr<const OpRule> rule;
     // Per schema argument; bytes, which are read faster than bits.
     std::vector<uint8_t> value_free, divisor;

@@ -104,20 +104,24 @@ void note_offload(DTensorMeta& meta) {
 
 using MetaPtr = c10::intrusive_ptr<DTensorMeta>;
 
-MetaPtr with_sync_flag(DTensorMeta* fresh) {
-  fresh->may_need_sync = fresh->arriving != nullptr || fresh->storage->observer != nullptr;
-  if (is_offload_used()) note_offload(*fresh);
-  return MetaPtr::unsafe_steal_from_new(fresh);
+// Takes `made`, and sets what follows from its members.
+MetaPtr adopt_meta(DTensorMeta* made) {
+  MetaPtr meta = MetaPtr::unsafe_steal_from_new(made);
+  meta->may_need_sync = meta->arriving != nullptr || meta->storage->observer != nullptr;
+  if (is_offload_used()) note_offload(*meta);
+  return meta;
 }
 
-// Of an alias.
-MetaPtr meta_over(std::shared_ptr<LocalStorage>&& storage, SpecPtr&& spec, RankTensors&& locals,
-                  std::shared_ptr<CommWork>&& arriving) {
+// For a tensor whose storage exists already.
+MetaPtr meta_of_storage(std::shared_ptr<LocalStorage>&& storage, SpecPtr&& spec, RankTensors&& locals,
+                        std::shared_ptr<CommWork>&& arriving) {
   void* memory = ::operator new(sizeof(DTensorMeta));
-  return with_sync_flag(
+  return adopt_meta(
       ::new (memory) DTensorMeta(std::move(spec), std::move(locals), std::move(storage), std::move(arriving), false));
 }
 
+// What a result allocates at once. Aliases and weak references to the storage keep the allocation, but not the contents
+// of the meta.
 struct StorageAndMeta {
   template <typename WorldOrStorage>
   StorageAndMeta(const WorldOrStorage& world, int64_t bytes) : storage(world, bytes) {}
@@ -133,15 +137,15 @@ MetaPtr meta_of_new_memory(const WorldOrStorage& world, SpecPtr&& spec, RankTens
   void* memory = both->meta;
   LocalStorage* storage = &both->storage;
   std::shared_ptr<LocalStorage> owner(std::move(both), storage);
-  return with_sync_flag(
-      ::new (memory) DTensorMeta(std::move(spec), std::move(locals), std::move(owner), std::move(arriving), true));
+  return adopt_meta(::new (memory)
+                        DTensorMeta(std::move(spec), std::move(locals), std::move(owner), std::move(arriving), true));
 }
 
 // `storage`: null for a memory of its own.
 MetaPtr make_named_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalStorage> storage,
                         std::shared_ptr<const std::string> name, std::shared_ptr<CommWork> arriving = nullptr) {
   const World& world = spec->mesh().world();
-  MetaPtr meta = storage ? meta_over(std::move(storage), std::move(spec), std::move(locals), std::move(arriving))
+  MetaPtr meta = storage ? meta_of_storage(std::move(storage), std::move(spec), std::move(locals), std::move(arriving))
                          : meta_of_new_memory(world, std::move(spec), std::move(locals), std::move(arriving));
   meta->name = std::move(name);
   return meta;
@@ -219,7 +223,7 @@ at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, i
     storage->shared.store(true, std::memory_order_relaxed);
     if (of_base.arriving && !of_base.arriving->done()) arriving = of_base.arriving;
   }
-  MetaPtr meta = meta_over(std::move(storage), std::move(spec), std::move(locals), std::move(arriving));
+  MetaPtr meta = meta_of_storage(std::move(storage), std::move(spec), std::move(locals), std::move(arriving));
   meta->laid_out_by_engine = shares && of_base.laid_out_by_engine;
   meta->seen = of_base.seen;
   auto impl = make_impl(device_of(meta->spec->mesh(), base), std::move(meta));

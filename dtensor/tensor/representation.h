@@ -111,8 +111,8 @@ struct ConjNegBits {
 };
 
 struct DTensorMeta final : c10::BackendMeta {
-  // For representation.cc only. `beside_storage`: this is in the allocation of `storage`, where that of the first
-  // tensor of a memory is, and which aliases may need for longer.
+  // For representation.cc only. `beside_storage`: this object and `*storage` are in one allocation, as for the first
+  // tensor of a memory.
   DTensorMeta(SpecPtr&& layout, RankTensors&& parts, std::shared_ptr<LocalStorage>&& memory,
               std::shared_ptr<CommWork>&& work, bool beside_storage)
       : spec(std::move(layout)),
@@ -120,6 +120,7 @@ struct DTensorMeta final : c10::BackendMeta {
         storage(std::move(memory)),
         arriving(std::move(work)),
         is_beside_storage(beside_storage) {}
+  // Only destroys an object beside its storage: that allocation is freed when the last alias releases `storage`.
   void operator delete(DTensorMeta* meta, std::destroying_delete_t);
 
   SpecPtr spec;

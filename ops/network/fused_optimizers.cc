@@ -119,6 +119,15 @@ std::vector<std::vector<size_t>> by_mesh(const Tensors& params) {
   return groups;
 }
 
+void note_all_writes(const c10::OperatorHandle& op, const std::vector<List>& lists) {
+  for (const List& list : lists) {
+    for (size_t i = 0; list.written && i < list.given.size(); ++i) {
+      const at::Tensor& given = list.given[i].toTensor();
+      if (is_dtensor(given)) note_write(given, op.schema().name());
+    }
+  }
+}
+
 // _fused_adam_, _fused_adamw_, _fused_sgd_, _fused_adagrad_(self, grads, states..., *, numbers, grad_scale?,
 // found_inf?).
 void optimize(const c10::OperatorHandle& op, Stack& stack) {
@@ -137,10 +146,15 @@ void optimize(const c10::OperatorHandle& op, Stack& stack) {
     list.computed.reserve(list.given.size());
     for (size_t i = 0; i < list.given.size(); ++i) list.computed.push_back(laid_out_as(params[i], op, list, i));
   }
-  for (const auto& group : by_mesh(params)) {
-    const at::Tensor& first = params[group.front()];
-    const size_t ranks = is_dtensor(first) ? meta_for_read(first).locals.size() : 1;
-    for (size_t r = 0; r < ranks; ++r) run_on_rank(op, args, lists, group, r);
+  try {
+    for (const auto& group : by_mesh(params)) {
+      const at::Tensor& first = params[group.front()];
+      const size_t ranks = is_dtensor(first) ? meta_for_read(first).locals.size() : 1;
+      for (size_t r = 0; r < ranks; ++r) run_on_rank(op, args, lists, group, r);
+    }
+  } catch (...) {
+    note_all_writes(op, lists);  // some parts may be written
+    throw;
   }
   const c10::IValue& scale = Arguments(op, stack)["grad_scale"];
   const bool scales = scale.isTensor() && scale.toTensor().defined();  // gradients change, too

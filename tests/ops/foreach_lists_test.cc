@@ -65,6 +65,11 @@ std::map<std::string, Call> all_calls() {
   writes("add_.Scalar", [](auto& l) { torch::_foreach_add_(l[0], 2); });
   writes("mul_.Scalar", [](auto& l) { torch::_foreach_mul_(l[0], 0.5); });
   writes("div_.ScalarList", [=](auto& l) { torch::_foreach_div_(l[0], scalars); });
+  writes("add_.List", [](auto& l) { torch::_foreach_add_(l[0], l[1], 2); });
+  writes("mul_.List", [](auto& l) { torch::_foreach_mul_(l[0], l[1]); });
+  writes("div_.Scalar", [](auto& l) { torch::_foreach_div_(l[0], 3); });
+  writes("div_.List", [](auto& l) { torch::_foreach_div_(l[0], l[2]); });
+  writes("addcdiv_.Scalar", [](auto& l) { torch::_foreach_addcdiv_(l[0], l[1], l[2], 0.5); });
   writes("sub_.List", [](auto& l) { torch::_foreach_sub_(l[0], l[1], 3); });
   writes("lerp_.Scalar", [](auto& l) { torch::_foreach_lerp_(l[0], l[1], 0.25); });
   writes("lerp_.List", [](auto& l) { torch::_foreach_lerp_(l[0], l[1], l[2]); });

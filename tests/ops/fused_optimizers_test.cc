@@ -5,7 +5,11 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/zeros.h>
 
+#include <functional>
 #include <limits>
+#include <map>
+#include <string>
+#include <vector>
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
@@ -100,17 +104,41 @@ std::vector<Tensors> fitting_lists(const DeviceMesh& mesh) {
   return lists;
 }
 
+// The arguments before the scale of gradients, by operator. `l`: fitting_lists().
+using Arguments = std::vector<c10::IValue>;
+std::map<std::string, std::function<Arguments(const std::vector<Tensors>& l)>> fused_calls() {
+  std::map<std::string, std::function<Arguments(const std::vector<Tensors>&)>> calls;
+  const auto adam = [](const std::vector<Tensors>& l, const c10::IValue& lr, bool amsgrad) -> Arguments {
+    const Tensors most =
+        amsgrad ? Tensors{l[3][0].clone(), l[3][1].clone(), l[3][2].clone(), l[3][3].clone()} : Tensors();
+    return {l[0], l[1], l[2], l[3], most, l[4], lr, 0.9, 0.99, 0.01, 1e-8, amsgrad, false};
+  };
+  for (const std::string op : {"aten::_fused_adam_", "aten::_fused_adamw_"}) {
+    calls[op] = [=](const auto& l) { return adam(l, 0.1, false); };
+    calls[op + ".tensor_lr"] = [=](const auto& l) { return adam(l, at::ones({}, at::kDouble) * 0.1, true); };
+  }
+  const auto sgd = [](const std::vector<Tensors>& l, const c10::IValue& lr) -> Arguments {
+    return {l[0], l[1], l[2], 0.01, 0.9, lr, 0.2, false, false, false};
+  };
+  calls["aten::_fused_sgd_"] = [=](const auto& l) { return sgd(l, 0.1); };
+  calls["aten::_fused_sgd_.tensor_lr"] = [=](const auto& l) { return sgd(l, at::ones({}, at::kDouble) * 0.1); };
+  calls["aten::_fused_adagrad_"] = [](const auto& l) -> Arguments {
+    return {l[0], l[1], l[2], l[4], 0.1, 0.01, 0.01, 1e-8, false};
+  };
+  return calls;
+}
+
 TEST_CASE("fused optimizers give the same whether something observes them or not", "[ops][fused_optimizers]") {
   const DeviceMesh mesh(World::local(8), {8}, {"dp"});
-  for (const char* op : {"aten::_fused_adam_", "aten::_fused_adamw_"}) {
+  for (const auto& [op, arguments] : fused_calls()) {
     for (const bool scales : {false, true}) {
       INFO(op << (scales ? " with a scale" : ""));
-      const auto run = [&] {
+      const auto run = [&, &op = op, &arguments = arguments] {
         std::vector<Tensors> lists = fitting_lists(mesh);
-        const c10::IValue scale = scales ? c10::IValue(at::ones({}, at::kFloat) * 4) : c10::IValue();
-        const c10::IValue found = scales ? c10::IValue(at::zeros({}, at::kFloat)) : c10::IValue();
-        call_op(op, {lists[0], lists[1], lists[2], lists[3], Tensors(), lists[4], 0.1, 0.9, 0.99, 0.01, 1e-8, false,
-                     false, scale, found});
+        Arguments args = arguments(lists);
+        args.push_back(scales ? c10::IValue(at::ones({}, at::kFloat) * 4) : c10::IValue());
+        args.push_back(scales ? c10::IValue(at::zeros({}, at::kFloat)) : c10::IValue());
+        call_op(op, args);
         return lists;
       };
       const std::vector<Tensors> typed = run();

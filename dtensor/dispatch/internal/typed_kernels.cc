@@ -109,7 +109,7 @@ bool DirectCall::begin() {
   resolved_ = &info_.resolve();
   if (!resolved_->rule) return false;
   const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
-  if (scoped && (calls_are_decided_otherwise() || !current_scope().listeners.empty())) return false;
+  if (scoped && (calls_are_decided_otherwise() || is_heard())) return false;
   for (const at::Tensor* t : tensors_) {
     if (!is_dtensor(*t)) return false;
   }
