@@ -14,7 +14,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "comm/comm_event.h"
 #include "comm/scope.h"
 #include "comm/work_event.h"
@@ -180,31 +183,33 @@ std::vector<Sample> samples_of(const std::function<void()>& step, const World& w
   return samples;
 }
 
-// Of each row and amount, or one within a tenth of it, the longest time of all processes: operators between two
-// collectives take as long as on the rank that is the slowest just then.
-OperatorTimes slowest(const OperatorTimes& own, const World& world) {
+// The table of the process whose operators took longest, `seconds` in this one, and from the others, the slower ones
+// first, the rows and amounts that it lacks. The longest time of each row would be more than any process takes.
+OperatorTimes table_of_slowest(const OperatorTimes& own, double seconds, const World& world) {
   CostModel model;
   model.operators = own;
-  const std::vector<std::string> tables = gather_texts(ranks_of(world), model.to_json(), "measure_operators");
+  const std::string mine = absl::StrCat(seconds, "\n", model.to_json());
+  std::vector<std::pair<double, std::string>> tables;
+  for (const std::string& text : gather_texts(ranks_of(world), mine, "measure_operators")) {
+    const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits('\n', 1));
+    tables.emplace_back(std::stod(parts.first), parts.second);
+  }
   if (tables.size() == 1) return own;
+  absl::c_stable_sort(tables, [](const auto& a, const auto& b) { return a.first > b.first; });
   constexpr double kAlike = 1.1;                         // two mean amounts of calls that are alike
   std::map<std::string, std::map<double, double>> rows;  // seconds by amount
-  for (const std::string& table : tables) {
+  for (const auto& [total, table] : tables) {
     for (const auto& [name, row] : CostModel::from_json(table).operators) {
-      std::map<double, double>& seconds = rows[name];
+      std::map<double, double>& of_name = rows[name];
       for (const OperatorTime& time : row) {
-        const auto found = seconds.lower_bound(time.amount / kAlike);
-        if (found != seconds.end() && found->first <= time.amount * kAlike) {
-          found->second = std::max(found->second, time.seconds);
-        } else {
-          seconds.emplace(time.amount, time.seconds);
-        }
+        const auto found = of_name.lower_bound(time.amount / kAlike);
+        if (found == of_name.end() || found->first > time.amount * kAlike) of_name.emplace(time.amount, time.seconds);
       }
     }
   }
   OperatorTimes all;
   for (const auto& [name, row] : rows) {
-    for (const auto& [amount, seconds] : row) all[name].push_back({amount, seconds});
+    for (const auto& [amount, of_amount] : row) all[name].push_back({amount, of_amount});
   }
   return all;
 }
@@ -221,9 +226,11 @@ OperatorTimes measure_operators(const std::vector<std::function<void()>>& steps,
                     world.defined() ? " is abstract: its operators compute nothing" : "",
                     "; give one with ranks in this process, such as World::local(1)");
   std::map<std::string, std::vector<Sample>> rows;
+  double seconds = 0;
   for (const auto& step : steps) {
     step();
     for (const Sample& sample : samples_of(step, world, repetitions)) {
+      seconds += sample.seconds;
       rows[sample.row].push_back(sample);
       if (sample.row == sample.op) rows["other"].push_back(sample);
     }
@@ -237,7 +244,7 @@ OperatorTimes measure_operators(const std::vector<std::function<void()>>& steps,
       times[name] = name == "other" ? by_size(samples, 0.5, median_seconds) : by_size(samples, 4, mean_seconds);
     }
   }
-  return slowest(times, world);
+  return table_of_slowest(times, seconds, world);
 }
 
 }  // namespace dtensor

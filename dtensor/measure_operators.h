@@ -24,9 +24,9 @@ namespace dtensor {
 // that are no products and have amounts within a factor of 4, have their median. The elements of a call with lists of
 // tensors share its time by their amounts.
 //
-// With ranks in several processes all of these call it together, and get one table: of each row and amount the longest
-// time counts. Errors (ValueError): no steps, or an empty function; repetitions < 1; a world without ranks in this
-// process, in which nothing is computed. What a step throws.
+// With ranks in several processes all of these call it together, and get one table: that of the process whose operators
+// took longest, with the rows and amounts of the others that it lacks. Errors (ValueError): no steps, or an empty
+// function; repetitions < 1; a world without ranks in this process, in which nothing is computed. What a step throws.
 OperatorTimes measure_operators(const std::vector<std::function<void()>>& steps, const World& world,
                                 int64_t repetitions = 5);
 
