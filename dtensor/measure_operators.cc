@@ -16,6 +16,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "comm/comm_event.h"
@@ -131,7 +132,7 @@ class Stopwatch final : public CommListener {
   std::vector<std::vector<Timed>> calls_;         // likewise
 };
 
-// A cost model has no operators that take no time, as a view between two events of a GPU may.
+// A cost model rejects a time of 0, which two events of a GPU around a view may give.
 constexpr double kLeastSeconds = 1e-9;
 
 double median_seconds(std::vector<Sample>& samples) {
@@ -192,18 +193,22 @@ OperatorTimes table_of_slowest(const OperatorTimes& own, double seconds, const W
   std::vector<std::pair<double, std::string>> tables;
   for (const std::string& text : gather_texts(ranks_of(world), mine, "measure_operators")) {
     const std::pair<std::string, std::string> parts = absl::StrSplit(text, absl::MaxSplits('\n', 1));
-    tables.emplace_back(std::stod(parts.first), parts.second);
+    double total = 0;
+    TORCH_CHECK(absl::SimpleAtod(parts.first, &total), "[measure_operators] a process sent '", parts.first,
+                "' for its seconds");
+    tables.emplace_back(total, parts.second);
   }
   if (tables.size() == 1) return own;
   absl::c_stable_sort(tables, [](const auto& a, const auto& b) { return a.first > b.first; });
-  constexpr double kAlike = 1.1;                         // two mean amounts of calls that are alike
+  constexpr double kAlike = 1.1;                         // amounts of two processes within this factor are one
   std::map<std::string, std::map<double, double>> rows;  // seconds by amount
   for (const auto& [total, table] : tables) {
     for (const auto& [name, row] : CostModel::from_json(table).operators) {
-      std::map<double, double>& of_name = rows[name];
+      const std::map<double, double> of_slower = rows[name];
       for (const OperatorTime& time : row) {
-        const auto found = of_name.lower_bound(time.amount / kAlike);
-        if (found == of_name.end() || found->first > time.amount * kAlike) of_name.emplace(time.amount, time.seconds);
+        const auto found = of_slower.lower_bound(time.amount / kAlike);
+        if (found == of_slower.end() || found->first > time.amount * kAlike)
+          rows[name].emplace(time.amount, time.seconds);
       }
     }
   }

@@ -119,11 +119,12 @@ std::vector<std::vector<size_t>> by_mesh(const Tensors& params) {
   return groups;
 }
 
-void note_all_writes(const c10::OperatorHandle& op, const std::vector<List>& lists) {
+// Of a call that failed: what it computed in place may be written in part.
+void mark_all_written(const std::vector<List>& lists) {
   for (const List& list : lists) {
     for (size_t i = 0; list.written && i < list.given.size(); ++i) {
       const at::Tensor& given = list.given[i].toTensor();
-      if (is_dtensor(given)) note_write(given, op.schema().name());
+      if (is_dtensor(given) && given.is_same(list.computed[i])) mark_written(*meta_without_sync(given).storage);
     }
   }
 }
@@ -153,7 +154,7 @@ void optimize(const c10::OperatorHandle& op, Stack& stack) {
       for (size_t r = 0; r < ranks; ++r) run_on_rank(op, args, lists, group, r);
     }
   } catch (...) {
-    note_all_writes(op, lists);  // some parts may be written
+    mark_all_written(lists);
     throw;
   }
   const c10::IValue& scale = Arguments(op, stack)["grad_scale"];

@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -93,14 +94,14 @@ TEST_CASE("fused optimizers match ATen on lists over several meshes", "[ops][fus
 // first layout; the steps are numbers, plain ones and one that is distributed.
 std::vector<Tensors> fitting_lists(const DeviceMesh& mesh) {
   torch::manual_seed(7);
-  std::vector<Tensors> lists(5);
-  for (size_t l = 0; l < 4; ++l) {
+  std::vector<Tensors> lists(6);
+  for (size_t l = 0; l < 5; ++l) {
     for (const Placement& placement :
          {Placement(Shard(0)), Placement(Shard(1)), Placement(Replicate()), Placement(Shard(0))})
       lists[l].push_back(distribute_tensor(at::rand({5, 6}, at::kDouble) + 0.1, mesh, {placement}).mul(1));
   }
-  for (size_t i = 0; i < 4; ++i) lists[4].push_back(at::ones({}, at::kFloat) * 3);
-  lists[4][2] = distribute_tensor(lists[4][2], mesh, {Replicate()});
+  for (size_t i = 0; i < 4; ++i) lists[5].push_back(at::ones({}, at::kFloat) * 3);
+  lists[5][2] = distribute_tensor(lists[5][2], mesh, {Replicate()});
   return lists;
 }
 
@@ -109,9 +110,7 @@ using Arguments = std::vector<c10::IValue>;
 std::map<std::string, std::function<Arguments(const std::vector<Tensors>& l)>> fused_calls() {
   std::map<std::string, std::function<Arguments(const std::vector<Tensors>&)>> calls;
   const auto adam = [](const std::vector<Tensors>& l, const c10::IValue& lr, bool amsgrad) -> Arguments {
-    const Tensors most =
-        amsgrad ? Tensors{l[3][0].clone(), l[3][1].clone(), l[3][2].clone(), l[3][3].clone()} : Tensors();
-    return {l[0], l[1], l[2], l[3], most, l[4], lr, 0.9, 0.99, 0.01, 1e-8, amsgrad, false};
+    return {l[0], l[1], l[2], l[3], amsgrad ? l[4] : Tensors(), l[5], lr, 0.9, 0.99, 0.01, 1e-8, amsgrad, false};
   };
   for (const std::string op : {"aten::_fused_adam_", "aten::_fused_adamw_"}) {
     calls[op] = [=](const auto& l) { return adam(l, 0.1, false); };
@@ -123,7 +122,7 @@ std::map<std::string, std::function<Arguments(const std::vector<Tensors>& l)>> f
   calls["aten::_fused_sgd_"] = [=](const auto& l) { return sgd(l, 0.1); };
   calls["aten::_fused_sgd_.tensor_lr"] = [=](const auto& l) { return sgd(l, at::ones({}, at::kDouble) * 0.1); };
   calls["aten::_fused_adagrad_"] = [](const auto& l) -> Arguments {
-    return {l[0], l[1], l[2], l[4], 0.1, 0.01, 0.01, 1e-8, false};
+    return {l[0], l[1], l[2], l[5], 0.1, 0.01, 0.01, 1e-8, false};
   };
   return calls;
 }
@@ -144,7 +143,7 @@ TEST_CASE("fused optimizers give the same whether something observes them or not
       const std::vector<Tensors> typed = run();
       const CommDebugMode comm;  // observed calls take the boxed kernel
       const std::vector<Tensors> boxed = run();
-      for (size_t l = 0; l < 4; ++l) {
+      for (size_t l = 0; l < 5; ++l) {
         for (size_t i = 0; i < 4; ++i) {
           INFO("list " << l << ", tensor " << i);
           const DTensorMeta &x = meta_without_sync(typed[l][i]), &y = meta_without_sync(boxed[l][i]);
@@ -154,6 +153,24 @@ TEST_CASE("fused optimizers give the same whether something observes them or not
         }
       }
     }
+  }
+}
+
+TEST_CASE("a fused optimizer that fails counts writes to what it may have updated", "[ops][fused_optimizers]") {
+  const DeviceMesh mesh(World::local(8), {8}, {"dp"});
+  for (const bool observed : {false, true}) {
+    std::vector<Tensors> lists = fitting_lists(mesh);
+    const at::Tensor scale = at::ones({}, at::kDouble);  // the kernel reads float32
+    std::optional<CommDebugMode> comm;                   // observed calls take the boxed kernel
+    if (observed) comm.emplace();
+    std::vector<uint64_t> before;
+    for (const at::Tensor& t : lists[0]) before.push_back(meta_without_sync(t).storage->writes.load());
+    const auto call = [&] {
+      call_op("aten::_fused_adamw_", {lists[0], lists[1], lists[2], lists[3], Tensors(), lists[5], 0.1, 0.9, 0.99, 0.01,
+                                      1e-8, false, false, scale, c10::IValue()});
+    };
+    CHECK_THROWS_AS(call(), c10::Error);
+    for (size_t i = 0; i < 4; ++i) CHECK(meta_without_sync(lists[0][i]).storage->writes.load() > before[i]);
   }
 }
 

@@ -112,7 +112,7 @@ Trial Calibration::measure(Collective c, const Groups& groups, int64_t bytes) co
   constexpr double kLeast = 1e-6;  // seconds
   const at::Tensor factor = at::ones({kRows, kRows});
   const auto compute = [&] { factor.mm(factor); };
-  // Of the difference, as the machine's speed changes.
+  // The median of the differences counts, because the machine's speed changes between two measurements.
   const auto seconds_of = [&](const std::function<void()>& call) {
     const auto begin = Clock::now();
     for (int64_t i = 0; i < kCalls; ++i) call();
