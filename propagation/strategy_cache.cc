@@ -22,15 +22,7 @@ struct Entry {
 
 // The index refers to the keys inside the entries, without a second copy.
 struct KeyHash {
-  // Per word one product, both halves of it: keys are short, and absl::Hash takes as long as the rest of a look-up.
-  size_t operator()(const CacheKey* key) const {
-    uint64_t hash = key->size();
-    for (const uint64_t word : *key) {
-      const auto product = static_cast<unsigned __int128>(hash ^ word) * 0x9e3779b97f4a7c15u;
-      hash = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-    }
-    return hash;
-  }
+  size_t operator()(const CacheKey* key) const { return CacheKeyHash()(*key); }
 };
 struct KeyEqual {
   bool operator()(const CacheKey* a, const CacheKey* b) const { return *a == *b; }

@@ -31,6 +31,18 @@ struct CacheStats {
   size_t capacity = 0;
 };
 
+// Per word one product, both halves of it: keys are short, and absl::Hash takes as long as the rest of a look-up.
+struct CacheKeyHash {
+  size_t operator()(const CacheKey& key) const {
+    uint64_t hash = key.size();
+    for (const uint64_t word : key) {
+      const auto product = static_cast<unsigned __int128>(hash ^ word) * 0x9e3779b97f4a7c15u;
+      hash = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+    }
+    return hash;
+  }
+};
+
 class StrategyCache {
  public:
   static constexpr size_t kDefaultCapacity = 16384;

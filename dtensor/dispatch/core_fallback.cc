@@ -84,6 +84,12 @@ void register_fallback(Fallback* fallback) {
       kDTensorKey, boxed_kernel(), "dtensor"));
 }
 
+void register_typed_kernel(const char* name, const char* overload, c10::KernelFunction kernel) {
+  new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(  // stays for the process' lifetime
+      c10::OperatorName(name, overload), kDTensorKey, std::move(kernel), std::nullopt, nullptr,
+      "dtensor: typed kernel"));
+}
+
 }  // namespace dtensor::internal
 
 std::string dtensor::describe_dispatch_key() {

@@ -17,4 +17,7 @@ void register_fallback(Fallback* fallback);
 // where they do not apply.
 const c10::KernelFunction& boxed_kernel();
 
+// A kernel of one operator, with its own signature, at kDTensorKey; stays registered. Call after register_fallback().
+void register_typed_kernel(const char* name, const char* overload, c10::KernelFunction kernel);
+
 }  // namespace dtensor::internal

@@ -16,29 +16,13 @@
 #include "propagation/strategy_cache.h"
 
 namespace dtensor::internal {
-namespace {
-
-// As that of the strategy cache: absl::Hash takes longer than the rest of a look-up.
-struct KeyHash {
-  size_t operator()(const CacheKey& key) const {
-    uint64_t hash = key.size();
-    for (const uint64_t word : key) {
-      const auto product = static_cast<unsigned __int128>(hash ^ word) * 0x9e3779b97f4a7c15u;
-      hash = static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
-    }
-    return hash;
-  }
-};
-
-}  // namespace
-
 class ListCall::Known {
  public:
   // Null: not asked for yet.
   const Decision*& operator[](const CacheKey& key) { return decisions_[key]; }
 
  private:
-  absl::flat_hash_map<CacheKey, const Decision*, KeyHash> decisions_;
+  absl::flat_hash_map<CacheKey, const Decision*, CacheKeyHash> decisions_;
 };
 
 void ListCall::add(c10::ArrayRef<at::Scalar> numbers) {

@@ -289,10 +289,8 @@ struct TypedKernel<Op, Result(Args...)> {
 
 template <typename Op>
 void add_kernel() {
-  auto kernel = c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN((TypedKernel<Op>::call)));
-  new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(  // stays for the process' lifetime
-      c10::OperatorName(Op::name, Op::overload_name), kDTensorKey, std::move(kernel), std::nullopt, nullptr,
-      "dtensor: typed kernel"));
+  register_typed_kernel(Op::name, Op::overload_name,
+                        c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN((TypedKernel<Op>::call))));
 }
 
 template <typename... Ops>

@@ -149,13 +149,8 @@ struct TypedOptimizer<Op, void(Args...)> {
 
 template <typename... Ops>
 void add_kernels() {
-  const auto add = [](const char* name, const char* overload, c10::KernelFunction kernel) {
-    new c10::RegistrationHandleRAII(c10::Dispatcher::singleton().registerImpl(  // stays for the process' lifetime
-        c10::OperatorName(name, overload), kDTensorKey, std::move(kernel), std::nullopt, nullptr,
-        "dtensor: typed kernel"));
-  };
-  (add(Ops::name, Ops::overload_name,
-       c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN((TypedOptimizer<Ops>::call)))),
+  (register_typed_kernel(Ops::name, Ops::overload_name,
+                         c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN((TypedOptimizer<Ops>::call)))),
    ...);
 }
 
