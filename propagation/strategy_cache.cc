@@ -22,7 +22,7 @@ struct Entry {
 
 // The index refers to the keys inside the entries, without a second copy.
 struct KeyHash {
-  size_t operator()(const CacheKey* key) const { return CacheKeyHash()(*key); }
+  size_t operator()(const CacheKey* key) const { return internal::CacheKeyHash()(*key); }
 };
 struct KeyEqual {
   bool operator()(const CacheKey* a, const CacheKey* b) const { return *a == *b; }

@@ -31,6 +31,8 @@ struct CacheStats {
   size_t capacity = 0;
 };
 
+namespace internal {
+
 // Per word one product, both halves of it: keys are short, and absl::Hash takes as long as the rest of a look-up.
 struct CacheKeyHash {
   size_t operator()(const CacheKey& key) const {
@@ -42,6 +44,8 @@ struct CacheKeyHash {
     return hash;
   }
 };
+
+}  // namespace internal
 
 class StrategyCache {
  public:
