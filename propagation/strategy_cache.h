@@ -33,7 +33,7 @@ struct CacheStats {
 
 namespace internal {
 
-// Per word one product, both halves of it: keys are short, and absl::Hash takes as long as the rest of a look-up.
+// Per word one product, both halves of it: keys are short, and Abseil's hash takes as long as the rest of a look-up.
 struct CacheKeyHash {
   size_t operator()(const CacheKey& key) const {
     uint64_t hash = key.size();
