@@ -8,7 +8,13 @@
 // one call of each kind, and five redistributions for 256 ranks, whose instructions instructions.py counts.
 #include <ATen/Parallel.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/silu.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
@@ -76,6 +82,44 @@ const std::vector<Operator>& operators() {
            at::embedding(table, ids);
          };
        }},
+      {"linear of 2 x 4 x 8", 0,
+       [](const Make& make, const Make& replicated) -> Call {
+         return [x = make({2, 4, 8}), w = replicated({8, 8})] { at::linear(x, w); };
+       }},
+      {"linear of 2 x 4 x 8 with bias", 0,
+       [](const Make& make, const Make& replicated) -> Call {
+         return [x = make({2, 4, 8}), w = replicated({8, 8}), b = replicated({8})] { at::linear(x, w, b); };
+       }},
+      {"matmul of 2 x 4 x 8", 0,
+       [](const Make& make, const Make& replicated) -> Call {
+         return [x = make({2, 4, 8}), w = replicated({8, 8})] { at::matmul(x, w); };
+       }},
+      {"layer_norm", 0,
+       [](const Make& make, const Make& replicated) -> Call {
+         return [x = make({2, 4, 8}), w = replicated({8}), b = replicated({8})] { at::layer_norm(x, {8}, w, b); };
+       }},
+      {"rms_norm", 0,
+       [](const Make& make, const Make& replicated) -> Call {
+         return [x = make({2, 4, 8}), w = replicated({8})] { at::rms_norm(x, {8}, w); };
+       }},
+      {"scaled_dot_product_attention", 0,
+       [](const Make& make, const Make&) -> Call {
+         return [q = make({2, 2, 4, 8}), k = make({2, 2, 4, 8}), v = make({2, 2, 4, 8})] {
+           at::scaled_dot_product_attention(q, k, v);
+         };
+       }},
+      {"softmax", 0,
+       [](const Make& make, const Make&) { return unary(make, [](const at::Tensor& x) { return x.softmax(-1); }); }},
+      {"reshape", 0,
+       [](const Make& make, const Make&) {
+         return unary(make, [](const at::Tensor& x) { return x.reshape({-1, 2, 5}); });
+       }},
+      {"transpose", 0,
+       [](const Make& make, const Make&) {
+         return unary(make, [](const at::Tensor& x) { return x.transpose(0, 1); });
+       }},
+      {"silu", 0,
+       [](const Make& make, const Make&) { return unary(make, [](const at::Tensor& x) { return at::silu(x); }); }},
   };
   return *all;
 }

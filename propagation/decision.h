@@ -37,7 +37,11 @@ struct Decision {
   // Every input stays in its layout, none is Partial or absent, the one result is a tensor, and the local computation
   // is the operator itself: a typed kernel can compute the call without a stack.
   bool direct = false;
+  // Of a composite operator decided as one: its parts gave a view of a result of theirs, whose memory counts as shared.
+  bool shares_memory = false;
 
+  // Whether the local computation is the operator itself, on the layouts of the decision.
+  bool calls_operator() const;
   // Of all input redistributions.
   int64_t bytes() const;
   double input_seconds() const;  // estimate

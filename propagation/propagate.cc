@@ -186,13 +186,6 @@ Problem problem_of(const OpCall& call, const OpRule* rule) {
   return problem;
 }
 
-bool calls_operator(const Decision& decision) {
-  if (!decision.rule->local) return true;
-  const auto is_integer = [](const SpecPtr& spec) { return c10::isIntegralType(spec->dtype(), /*includeBool=*/true); };
-  return decision.rule->local_calls_operator && absl::c_none_of(decision.computed, is_integer) &&
-         !decision.outputs[0]->has_partial();
-}
-
 bool is_direct(const Decision& decision) {
   const auto is_whole = [](const SpecPtr& spec) { return spec && !spec->has_partial(); };
   const auto is_set = [](const auto& pointer) { return pointer != nullptr; };
@@ -200,7 +193,7 @@ bool is_direct(const Decision& decision) {
   return absl::c_all_of(decision.given, is_whole) && absl::c_none_of(decision.input_plans, is_set) &&
          decision.output_counts == std::vector<int>{-1} && decision.outputs[0] &&
          absl::c_none_of(decision.output_offsets, is_offset) && decision.output_hints.empty() &&
-         calls_operator(decision);
+         decision.calls_operator();
 }
 
 std::shared_ptr<const Decision> decision_of(const Problem& problem, const Strategy& choice,
@@ -240,6 +233,15 @@ int64_t Decision::bytes() const {
   int64_t total = 0;
   for (const auto& plan : input_plans) total += plan ? plan->bytes : 0;
   return total;
+}
+
+bool Decision::calls_operator() const {
+  if (!rule->local) return true;
+  const auto is_integer = [](const SpecPtr& spec) {
+    return spec && c10::isIntegralType(spec->dtype(), /*includeBool=*/true);
+  };
+  return rule->local_calls_operator && absl::c_none_of(computed, is_integer) && outputs[0] &&
+         !outputs[0]->has_partial();
 }
 
 double Decision::input_seconds() const {

@@ -15,7 +15,7 @@ namespace {
 
 struct Entry {
   CacheKey key;
-  std::shared_ptr<const Decision> plan;
+  std::shared_ptr<const Decision> decision;
   std::string description;
   uint64_t hits = 0;
 };
@@ -47,13 +47,28 @@ struct StrategyCache::State {
     ++hits;
     ++entry->hits;
     if (entry != entries.begin()) entries.splice(entries.begin(), entries, entry);
-    return entry->plan;
+    return entry->decision;
   }
 
   // The decision of `key`, if it is direct, which counts as a hit; else null.
   const std::shared_ptr<const Decision>* use_direct(const CacheKey& key) {
     const auto found = index.find(&key);
-    return found == index.end() || !found->second->plan->direct ? nullptr : &use(found->second);
+    return found == index.end() || !found->second->decision->direct ? nullptr : &use(found->second);
+  }
+
+  // `evicted`: what the entry replaces, or has no more room, to be destroyed outside the lock.
+  void insert(const CacheKey& key, std::shared_ptr<const Decision> decision, std::string description,
+              Entries& evicted) {
+    const auto it = index.find(&key);
+    if (it != index.end()) {  // another thread was first
+      evicted.push_back({{}, std::move(it->second->decision), {}});
+      it->second->decision = std::move(decision);
+      it->second->description = std::move(description);
+      return;
+    }
+    entries.push_front({key, std::move(decision), std::move(description)});
+    index.emplace(&entries.front().key, entries.begin());
+    evict(evicted);
   }
 
   // Moves entries beyond the capacity to `evicted`, to be destroyed outside the lock.
@@ -85,25 +100,26 @@ std::shared_ptr<const Decision> StrategyCache::find_direct(const CacheKey& key) 
   return decision == nullptr ? nullptr : *decision;
 }
 
-SpecPtr StrategyCache::find_direct_result(const CacheKey& key) {
+DirectResult StrategyCache::find_direct_result(const CacheKey& key) {
   std::lock_guard<std::mutex> lock(state_->mutex);
   const auto* decision = state_->use_direct(key);
-  return decision == nullptr ? nullptr : (*decision)->outputs[0];
+  if (decision == nullptr) return {};
+  return {(*decision)->outputs[0], (*decision)->shares_memory};
 }
 
-void StrategyCache::insert(const CacheKey& key, std::shared_ptr<const Decision> plan, std::string description) {
+void StrategyCache::insert(const CacheKey& key, std::shared_ptr<const Decision> decision, std::string description) {
   State::Entries evicted;
   std::lock_guard<std::mutex> lock(state_->mutex);
-  auto it = state_->index.find(&key);
-  if (it != state_->index.end()) {  // another thread was first
-    it->second->plan.swap(plan);
-    it->second->description = std::move(description);
-    return;
-  }
-  TORCH_CHECK(!state_->frozen, "the strategy cache is frozen, and this call is not in it: ", description);
-  state_->entries.push_front({key, std::move(plan), std::move(description)});
-  state_->index.emplace(&state_->entries.front().key, state_->entries.begin());
-  state_->evict(evicted);
+  TORCH_CHECK(!state_->frozen || state_->index.contains(&key),
+              "the strategy cache is frozen, and this call is not in it: ", description);
+  state_->insert(key, std::move(decision), std::move(description), evicted);
+}
+
+void StrategyCache::insert_derived(const CacheKey& key, std::shared_ptr<const Decision> decision,
+                                   std::string description) {
+  State::Entries evicted;
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->insert(key, std::move(decision), std::move(description), evicted);
 }
 
 void StrategyCache::check_open(const std::string& description) const {

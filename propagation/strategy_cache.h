@@ -23,6 +23,12 @@ namespace dtensor {
 struct Decision;
 class World;
 
+// Of a decision with Decision::direct.
+struct DirectResult {
+  SpecPtr spec;  // null: there is no such decision
+  bool shares_memory = false;
+};
+
 struct CacheStats {
   uint64_t hits = 0;
   uint64_t misses = 0;
@@ -61,9 +67,12 @@ class StrategyCache {
   // The same, but only for a decision with Decision::direct: null for others, and misses do not count.
   std::shared_ptr<const Decision> find_direct(const CacheKey& key);
   // The same for its result, whose reference is cheaper to take than that and one to the decision.
-  SpecPtr find_direct_result(const CacheKey& key);
+  DirectResult find_direct_result(const CacheKey& key);
   // Error (c10::Error) while frozen: the text has `description`, so that a serving loop can see which call was new.
-  void insert(const CacheKey& key, std::shared_ptr<const Decision> plan, std::string description);
+  void insert(const CacheKey& key, std::shared_ptr<const Decision> decision, std::string description);
+
+  // The same while frozen, too: for a decision that follows from others in the cache, so that it planned nothing.
+  void insert_derived(const CacheKey& key, std::shared_ptr<const Decision> decision, std::string description);
 
   // Throws the error of insert(), before anything is run.
   void check_open(const std::string& description) const;

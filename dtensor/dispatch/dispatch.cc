@@ -6,11 +6,13 @@
 
 #include "absl/algorithm/container.h"
 #include "dtensor/dispatch/call_hook.h"
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/core_fallback.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/call_writes.h"
 #include "dtensor/dispatch/internal/decide_call.h"
 #include "dtensor/dispatch/internal/gradient_target.h"
+#include "dtensor/dispatch/internal/inner_calls.h"
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/dispatch/internal/on_one_device.h"
 #include "dtensor/dispatch/internal/plain_dispatch.h"
@@ -169,6 +171,13 @@ at::Tensor defer_call(const OpInfo& info, const Decided& decided, const Inputs& 
   return CallHook::registered->defer({info, in, args, decided.decision, leaf, run});
 }
 
+// Whether the operator itself was called with the local tensors of the inputs as they are. (Views' sizes may be local.)
+bool computes_as_given(const OpInfo& info, const Decision& decision) {
+  const auto is_set = [](const auto& plan) { return plan != nullptr; };
+  if (absl::c_any_of(decision.input_plans, is_set)) return false;
+  return !decision.rule->local || (decision.rule->local_calls_operator && info.is_view) || decision.calls_operator();
+}
+
 void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, Stack& stack) {
   const CallWrites writes(info, in);
   if (in.observed && writes.are_related()) return run_one_by_one(info, stack);
@@ -194,6 +203,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
       writes.note_failed();
       throw;
     }
+    if (computes_as_given(info, *decision)) ++inner_calls.as_given;
   }
   writes.note();
 
@@ -206,7 +216,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
 void run_by_rule(const OpInfo& info, Stack& stack) {
   const OpInfo::Resolved& resolved = info.resolve();
   if (!resolved.rule && info.composite_implicit) {
-    return info.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+    return run_code_below_autograd(info.op, stack);
   }
   if (resolved.rule && has_empty_out(info, torch::jit::last(stack, info.args.size())) &&
       run_functional_form(info, stack))
@@ -242,6 +252,7 @@ void dispatch_to_handler(const OpInfo& info, const c10::OperatorHandle& op, Stac
 void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const OpInfo& info = op_info(op);
   const auto args = torch::jit::last(*stack, info.args.size());
+  ++inner_calls.all;
   if (!has_dtensor(info, args)) return dispatch_plain(info, *stack, /*within_operator=*/calls_within > 0);
   const CallWithin within;
   std::function<void()> when_done;

@@ -9,7 +9,7 @@
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/decide_call.h"
-#include "dtensor/dispatch/internal/typed_kernels.h"
+#include "dtensor/dispatch/internal/direct_call.h"
 #include "dtensor/dispatch/report_work.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "propagation/decision.h"

@@ -82,6 +82,8 @@ class StyledCall {
   ~StyledCall();
   StyledCall(const StyledCall&) = delete;
   StyledCall& operator=(const StyledCall&) = delete;
+  // Whether the call follows a style.
+  bool applies() const { return !styles_.empty(); }
   // The operator has run: call finish() at once.
   bool has_run() const { return result_.defined(); }
   void finish(torch::jit::Stack& stack) const;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <string_view>
 
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/tensor/representation.h"
@@ -234,6 +235,7 @@ void with_lengths(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 
 // The choice uses metadata only, so the global tensors are passed, and all ranks choose alike.
 void choose_backend(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  count_as_given();
   c10::impl::ExcludeDispatchKeyGuard below_us(kDTensorKey);
   op.callBoxed(stack);
 }
@@ -246,6 +248,7 @@ const RuleFamily attention_rules("attention", [](RuleRegistry& registry) {
     rule.per_dim = [a](const OpCall& call, int64_t mesh_dim) { return attention_strategies(a, call, mesh_dim); };
     rule.metas = [a](const OpCall& call) { return attention_metas(a, call); };
     rule.local = [a](const LocalCall& local, torch::jit::Stack& stack) { attention_local(a, local, stack); };
+    rule.local_calls_operator = true;  // where no part is empty
     rule.flops = [a](const OpCall& call) {
       return [a, causal = call.get_bool("is_causal")](const std::vector<Shape>& inputs) {
         return attention_flops(a, causal, inputs);

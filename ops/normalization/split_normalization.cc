@@ -11,6 +11,7 @@
 #include <optional>
 #include <utility>
 
+#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/tensor/module_of_call.h"
@@ -93,7 +94,7 @@ void layer_norm(const c10::OperatorHandle& op, Stack& stack) {
 bool go_through_autograd(const c10::OperatorHandle& op, Stack& stack, const at::Tensor& input) {
   if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradOther)) return false;
   if (input.is_cpu()) {
-    op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+    run_code_below_autograd(op, stack);
   } else {
     const c10::impl::ExcludeDispatchKeyGuard past_us(kAboveAutogradKey);
     op.callBoxed(stack);

@@ -1,6 +1,5 @@
-// Composite operators, above autograd: records that their code runs (composite_op_scope.h), and replaces it for
-// operators with a handler or with out=. Those that the program calls follow the parallel styles of parameters, and
-// compute in their param_dtype.
+#include "dtensor/dispatch/internal/composite_dispatch.h"
+
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/library.h>
 
@@ -8,6 +7,7 @@
 
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/internal/inner_calls.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch_key.h"
@@ -44,7 +44,8 @@ void run_on_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   op.redispatchBoxed(keys.remove(kDTensorKey), stack);
 }
 
-// REQUIRES: has_dtensor().
+}  // namespace
+
 void run_code_of_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto& schema = op.schema();
   const OpInfo& info = op_info(op);
@@ -52,6 +53,7 @@ void run_code_of_composite(const c10::OperatorHandle& op, c10::DispatchKeySet ke
   if (info.has_outs && run_functional_form(info, *stack)) return;
   if (info.handler != nullptr) {
     const WrittenResults written(info, *stack);
+    ++inner_calls.all;  // as_given: if it goes on to the operator's code
     info.handler(op, *stack);
     written.settle(*stack);
   } else {
@@ -69,10 +71,12 @@ void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stac
   const StyledCall styled(op, info.is_view, *stack);
   if (!styled.has_run()) {
     cast_to_param_dtype(op, info.is_view, *stack);
-    run_code_of_composite(op, keys, stack);
+    if (!styled.applies() || !run_as_one(op, keys, stack)) run_code_of_composite(op, keys, stack);
   }
   styled.finish(*stack);
 }
+
+namespace {
 
 bool has_tensor_argument(const c10::FunctionSchema& schema) {
   for (const auto& argument : schema.arguments()) {
@@ -87,6 +91,7 @@ std::optional<c10::KernelFunction> composite_kernel(const c10::OperatorHandle& o
   if (!op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return std::nullopt;
   const bool is_taken = op.schema().name() == "aten::_has_compatible_shallow_copy_type";  // see set_data.cc
   if (!has_tensor_argument(op.schema()) || is_taken) return std::nullopt;
+  if (auto kernel = typed_composite_kernel(op)) return kernel;
   return c10::KernelFunction::makeFromBoxedFunction<&run_composite>();
 }
 

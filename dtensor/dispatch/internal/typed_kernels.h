@@ -6,22 +6,11 @@
 // tensor/typed_operators.h lists the operators; typed_lists.cc and typed_optimizers.cc list those on lists of tensors.
 #pragma once
 
-#include "dtensor/tensor/representation.h"
-
 namespace dtensor::internal {
 
 // Call once per process, after register_fallback().
 void register_typed_kernels();
 void register_typed_lists();       // those of operators on lists: typed_lists.cc
 void register_typed_optimizers();  // those of fused optimizers: typed_optimizers.cc
-
-// Whether a scope of this thread decides its calls one by one, or limits the memory of their redistributions.
-bool calls_are_decided_otherwise();
-// Whether a scope of this thread listens to its calls.
-bool is_heard();
-// Whether a tensor has what few have: parts to bring up to date, an observer, a layout that is preferred.
-inline bool is_special(const DTensorMeta& meta) {
-  return (int{meta.may_need_sync} | int{meta.hints.any()} | int{meta.storage->observer != nullptr}) != 0;
-}
 
 }  // namespace dtensor::internal

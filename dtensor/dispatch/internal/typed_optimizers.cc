@@ -16,6 +16,7 @@
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/core_fallback.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/internal/direct_call.h"
 #include "dtensor/dispatch/internal/typed_kernels.h"
 #include "dtensor/dispatch/list_call.h"
 #include "dtensor/dispatch/op_info.h"

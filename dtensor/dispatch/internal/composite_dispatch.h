@@ -1,0 +1,33 @@
+// Kernels of composite operators at kAboveAutogradKey: they record that the operator's code runs
+// (composite_op_scope.h), and replace it for operators with a handler or with out=. Calls of the program follow the
+// parallel styles of parameters, and compute in their param_dtype.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
+
+#include <optional>
+
+namespace dtensor::internal {
+
+// The kernel of all of them.
+void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+// The same without styles and param_dtype. REQUIRES: an argument is distributed.
+void run_code_of_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+// ------------------------------------------------------------ decided as one (typed_composites.cc)
+//
+// Some composite operators compute, from local tensors that stay where they are, the local tensors of their result:
+// linear, matmul, layer_norm. Their first call with given layouts runs the operators that it is composed of. If none of
+// these moves an input, the layout of the result is kept in the strategy cache, and further calls are one look-up and
+// the composite operator itself on the local tensors. Not for calls that autograd records: it would have to record the
+// operators one by one.
+
+// The kernel with the operator's own signature; nullopt: it is decided by its parts.
+std::optional<c10::KernelFunction> typed_composite_kernel(const c10::OperatorHandle& op);
+// The same for a call that follows a style, after its inputs were moved. False: the stack is unchanged, and the call is
+// to be decided by its parts.
+bool run_as_one(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+
+}  // namespace dtensor::internal

@@ -1,0 +1,140 @@
+#include "dtensor/dispatch/internal/direct_call.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+
+#include <utility>
+
+#include "comm/scope.h"
+#include "dtensor/dispatch/call_hook.h"
+#include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch_key.h"
+#include "dtensor/gradients/gradient_layout.h"
+#include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/storage_cache.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "propagation/strategy_cache.h"
+
+namespace dtensor::internal {
+
+bool calls_are_decided_otherwise() {
+  if (c10::ThreadLocalDebugInfo::current() == nullptr) return false;
+  const DispatchScope& scope = current_dispatch_scope();
+  return scope.step_decider != nullptr || scope.hints.limits.any();
+}
+
+bool is_heard() { return c10::ThreadLocalDebugInfo::current() != nullptr && !current_scope().listeners.empty(); }
+
+bool DirectCall::has_ordinary_tensors() const {
+  const DeviceMesh& mesh = spec_of(*tensors_[0])->mesh();
+  for (const at::Tensor* t : tensors_) {
+    const DTensorMeta& meta = meta_without_sync(*t);
+    if (is_special(meta) || meta.storage->module_traits || meta.spec->mesh() != mesh) return false;
+  }
+  return true;
+}
+
+void DirectCall::add_context(bool scoped) {
+  const bool changes_layout = info_.args[0].written && has_own_mutable_layout(tensors_);
+  begin_key(key_, *resolved_);
+  if (!changes_layout && !scoped && has_no_hints(info_, tensors_)) return CallContext::append_none_to_key(key_);
+  CallContext context;
+  if (changes_layout) context.mutable_layouts.push_back(0);
+  note_context(info_, tensors_, context);
+  context.append_to_key(key_);
+}
+
+bool DirectCall::begin() {
+  resolved_ = &info_.resolve();
+  if (!resolved_->rule) return false;
+  const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
+  if (scoped && (calls_are_decided_otherwise() || is_heard())) return false;
+  for (const at::Tensor* t : tensors_) {
+    if (!is_dtensor(*t)) return false;
+  }
+  // Before parameters are registered, which may communicate: an observed rank calls the hook first, too.
+  if (info_.args[0].written && CallHook::watching() != nullptr) return false;
+  for (const at::Tensor* t : tensors_) note_parameter(info_, *t);
+  if (!has_ordinary_tensors()) return false;
+  if (resolved_->rule->uses_gradient_target && in_backward()) return false;
+  add_context(scoped);
+  return true;
+}
+
+namespace {
+
+// The keys of calls that go on to the operator's code, if autograd does not record it: not those of autocast, tracing
+// and transformations of functions.
+constexpr c10::DispatchKeySet kOrdinaryKeys = c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                              c10::DispatchKeySet(kDTensorKey) |
+                                              c10::DispatchKeySet(c10::DispatchKey::Dense) |
+                                              c10::DispatchKeySet(c10::DispatchKeySet::RAW, c10::full_backend_mask);
+
+// Whether autograd records calls with `t`, backward or forward.
+bool is_recorded(const at::Tensor& t) {
+  if (t.unsafeGetTensorImpl()->autograd_meta() == nullptr) return false;
+  return (c10::GradMode::is_enabled() && t.requires_grad()) || t._fw_grad(/*level=*/0).defined();
+}
+
+}  // namespace
+
+bool DirectCall::begin_composite(c10::DispatchKeySet keys) {
+  if (((keys & kBelowThatKey).raw_repr() & ~kOrdinaryKeys.raw_repr()) != 0) return false;
+  const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
+  if (scoped && (calls_are_decided_otherwise() || is_heard() || current_dispatch_scope().context_parallel))
+    return false;
+  for (const at::Tensor* t : tensors_) {
+    // Parameters that are Partial are reduced when their values are used: by the operators in the composite's code.
+    if (!is_dtensor(*t) || is_recorded(*t) || spec_of(*t)->has_partial()) return false;
+  }
+  if (in_backward() || !has_ordinary_tensors()) return false;
+  for (const at::Tensor* t : tensors_) note_parameter(info_, *t);
+  resolved_ = &info_.resolve();
+  add_context(scoped);
+  key_.push_back(c10::InferenceMode::is_enabled());  // else autograd tracks whether the result is a view
+  return true;
+}
+
+void DirectCall::add(size_t, at::TensorList list) {
+  key_.push_back(list.size());
+  for (const at::Tensor& t : list) key_.push_back(spec_of(t)->id());
+}
+
+void DirectCall::add_value(size_t i, const c10::IValue& value) { append_argument(key_, *resolved_, i, value); }
+
+void DirectCall::add(size_t i, c10::IntArrayRef ints) {
+  if (resolved_->value_free[i]) return add_value(i, c10::IValue(ints));
+  append_ints(key_, ints);
+}
+
+void DirectCall::add(size_t i, c10::SymIntArrayRef ints) {
+  const auto known = c10::asIntArrayRefSlowOpt(ints);
+  if (!known) return add_value(i, c10::IValue(ints));
+  add(i, *known);
+}
+
+void DirectCall::add(size_t i, at::OptionalIntArrayRef ints) {
+  if (!ints) return add_value(i, c10::IValue());
+  add(i, *ints);
+}
+
+bool DirectCall::find_decision() {
+  result_ = strategy_cache(spec_of(*tensors_[0])->mesh().world()).find_direct_result(key_);
+  return result_.spec != nullptr;
+}
+
+at::Tensor DirectCall::make_result(RankTensors&& locals) {
+  const at::Tensor& input = *tensors_[0];
+  if (!info_.is_view) {
+    at::Tensor result = make_result_of(input, std::move(result_.spec), std::move(locals));
+    if (result_.shares_memory) meta_without_sync(result).storage->shared.store(true, std::memory_order_relaxed);
+    return result;
+  }
+  set_base_of_views(input);
+  return make_view(std::move(result_.spec), std::move(locals), input, input.storage_offset());
+}
+
+void DirectCall::note_write() const { mark_written(*meta_without_sync(*tensors_[0]).storage); }
+
+}  // namespace dtensor::internal

@@ -1,0 +1,108 @@
+// A call of an operator that is computed without a stack: nothing observes or decides the calls of this thread, no
+// tensor has what few have, and the strategy cache has the layout of the result, for inputs that stay where they are.
+//
+//   DirectCall call(info, tensors);
+//   if (call.begin()) {                // or begin_composite()
+//     for all arguments, in schema order: call.add(...);
+//     if (call.find_decision()) return call.make_result(locals);
+//   }
+//   // else the boxed kernel
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/Scalar.h>
+#include <c10/core/SymIntArrayRef.h>
+#include <c10/util/ArrayRef.h>
+#include <c10/util/OptionalArrayRef.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "dtensor/dispatch/internal/decide_call.h"
+#include "dtensor/dispatch/op_info.h"
+#include "dtensor/tensor/representation.h"
+#include "propagation/strategy_cache.h"
+
+namespace dtensor::internal {
+
+// Whether a scope of this thread decides its calls one by one, or limits the memory of their redistributions.
+bool calls_are_decided_otherwise();
+// Whether a scope of this thread listens to its calls.
+bool is_heard();
+// Whether a tensor has what few have: parts to bring up to date, an observer, a layout that is preferred.
+inline bool is_special(const DTensorMeta& meta) {
+  return (int{meta.may_need_sync} | int{meta.hints.any()} | int{meta.storage->observer != nullptr}) != 0;
+}
+
+class DirectCall {
+ public:
+  // `tensors`: all of the call that are defined, in schema order. Valid as long as both.
+  DirectCall(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors) : info_(info), tensors_(tensors) {}
+
+  // For an operator at kDTensorKey. False: the call needs the boxed kernel. Registers parameters, as gather_inputs()
+  // does.
+  bool begin();
+  // The same for a composite operator at kAboveAutogradKey, for a call that autograd does not record. `keys`: of the
+  // call. Whether the call follows styles of parameters is not asked.
+  bool begin_composite(c10::DispatchKeySet keys);
+  void add(size_t, const at::Tensor& t) { key_.push_back(spec_of(t)->id()); }
+  void add(size_t, const std::optional<at::Tensor>& t) { key_.push_back(t && t->defined() ? spec_of(*t)->id() : 0); }
+  void add(size_t i, at::TensorList list);
+  void add(size_t i, const at::Scalar& number) { append_number(key_, *resolved_, i, number); }
+  void add(size_t i, c10::IntArrayRef ints);
+  void add(size_t i, c10::SymIntArrayRef ints);
+  void add(size_t i, at::OptionalIntArrayRef ints);
+  template <typename T>
+  void add(size_t i, const T& value) {
+    add_value(i, c10::IValue(value));
+  }
+  // False: there is none, and the call needs the boxed kernel. REQUIRES: all arguments were added.
+  bool find_decision();
+  // Of all arguments.
+  const CacheKey& key() const { return key_; }
+
+  // REQUIRES for the others: find_decision() returned true.
+  size_t num_ranks() const { return meta_without_sync(*tensors_[0]).locals.size(); }  // that this process owns
+  Shape result_sizes(size_t r) const { return result_.spec->local_shape(static_cast<int64_t>(r)); }
+  at::Tensor make_result(RankTensors&& locals);  // call it last
+  void note_write() const;                       // after the operator wrote to the first tensor, or threw
+
+ private:
+  void add_value(size_t i, const c10::IValue& value);
+  bool has_ordinary_tensors() const;
+  void add_context(bool scoped);
+
+  const OpInfo& info_;
+  const c10::ArrayRef<const at::Tensor*> tensors_;
+  const OpInfo::Resolved* resolved_ = nullptr;
+  CacheKey key_;
+  DirectResult result_;  // of the decision
+};
+
+// An argument of the operator on local rank r.
+inline at::Tensor& local_of(const at::Tensor& t, size_t r) {
+  return const_cast<at::Tensor&>(meta_without_sync(t).locals[r]);  // operators that write to it keep the handle
+}
+inline std::optional<at::Tensor> local_of(const std::optional<at::Tensor>& t, size_t r) {
+  return t && t->defined() ? std::optional(meta_without_sync(*t).locals[r]) : t;
+}
+inline std::vector<at::Tensor> local_of(at::TensorList list, size_t r) {
+  std::vector<at::Tensor> locals;
+  locals.reserve(list.size());
+  for (const at::Tensor& t : list) locals.push_back(meta_without_sync(t).locals[r]);
+  return locals;
+}
+template <typename T>
+const T& local_of(const T& value, size_t) {
+  return value;
+}
+
+template <typename T>
+constexpr bool is_tensor = std::is_same_v<std::decay_t<T>, at::Tensor>;
+
+}  // namespace dtensor::internal

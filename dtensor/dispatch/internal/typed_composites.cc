@@ -1,0 +1,179 @@
+// Composite operators that are decided as one (composite_dispatch.h).
+//
+// An operator may be added if the local tensors of its result are what it computes from the local tensors of its
+// arguments, wherever the operators that it is composed of compute theirs so: not if its arguments or its code have
+// sizes of the whole tensors (reshape, the mean of a loss), if its result shares memory with an argument (dropout in
+// eval mode), or if it draws random numbers by its own code, not by an operator.
+#include <ATen/ops/einsum_ops.h>
+#include <ATen/ops/layer_norm_ops.h>
+#include <ATen/ops/linear_ops.h>
+#include <ATen/ops/log_softmax_ops.h>
+#include <ATen/ops/matmul_ops.h>
+#include <ATen/ops/rms_norm_ops.h>
+#include <ATen/ops/scaled_dot_product_attention_ops.h>
+#include <ATen/ops/softmax_ops.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "dtensor/dispatch/composite_op_scope.h"
+#include "dtensor/dispatch/internal/composite_dispatch.h"
+#include "dtensor/dispatch/internal/direct_call.h"
+#include "dtensor/dispatch/internal/inner_calls.h"
+#include "dtensor/dispatch_key.h"
+#include "dtensor/parallel/applied_style.h"
+#include "propagation/decision.h"
+#include "propagation/strategy_cache.h"
+
+namespace dtensor::internal {
+namespace {
+
+using TensorsOfComposite = absl::InlinedVector<const at::Tensor*, 4>;
+
+inline void append_tensors(TensorsOfComposite& to, const at::Tensor& t) { to.push_back(&t); }
+inline void append_tensors(TensorsOfComposite& to, const std::optional<at::Tensor>& t) {
+  if (t && t->defined()) to.push_back(&*t);
+}
+inline void append_tensors(TensorsOfComposite& to, at::TensorList list) {
+  for (const at::Tensor& t : list) to.push_back(&t);
+}
+template <typename T>
+void append_tensors(TensorsOfComposite&, const T&) {}
+
+// ATen's kernels for attention divide by the number of heads.
+bool has_empty_part(const at::Tensor& t) {
+  const RankTensors& locals = meta_without_sync(t).locals;
+  return std::any_of(locals.begin(), locals.end(), [](const at::Tensor& local) { return local.numel() == 0; });
+}
+
+// Keeps the layout of `result` for calls with the same key, if further calls can be computed as one.
+void keep_result(const OpInfo& info, const DirectCall& call, const TensorsOfComposite& tensors,
+                 const at::Tensor& result) {
+  if (!is_dtensor(result) || result.is_view() || result.storage_offset() != 0) return;
+  const DTensorMeta& meta = meta_without_sync(result);
+  const auto differs = [&](const at::Tensor* t) {
+    return meta_without_sync(*t).storage == meta.storage || has_empty_part(*t);
+  };
+  if (is_special(meta) || std::any_of(tensors.begin(), tensors.end(), differs)) return;
+  auto decision = std::make_shared<Decision>();
+  std::string description = info.name + " as one:";
+  for (const at::Tensor* t : tensors) {
+    decision->given.push_back(spec_of(*t));
+    absl::StrAppend(&description, " ", spec_of(*t)->to_string());
+  }
+  decision->outputs = {meta.spec};
+  decision->output_counts = {-1};
+  decision->direct = true;
+  decision->shares_memory = meta.storage->shared.load(std::memory_order_relaxed);
+  strategy_cache(meta.spec->mesh().world()).insert_derived(call.key(), std::move(decision), std::move(description));
+}
+
+template <typename Op, typename Schema = typename Op::schema>
+struct CompositeKernel;
+
+template <typename Op, typename... Args>
+struct CompositeKernel<Op, at::Tensor(Args...)> {
+  static at::Tensor call(c10::DispatchKeySet keys, Args... args) {
+    const auto& op = handle();
+    TensorsOfComposite tensors;
+    (append_tensors(tensors, args), ...);
+    // In the code of another operator, styles do not apply.
+    const bool styled =
+        CompositeOpScope::current() == nullptr && std::any_of(tensors.begin(), tensors.end(), is_styled);
+    at::Tensor result = styled ? at::Tensor() : attempt(keys, args...);
+    if (result.defined()) return result;
+    static const auto by_parts = c10::KernelFunction::makeFromBoxedFunction<&run_composite>();
+    return by_parts.call<at::Tensor, Args...>(op, keys, std::forward<Args>(args)...);
+  }
+
+  // Undefined: the call cannot be decided as one.
+  static at::Tensor attempt(c10::DispatchKeySet keys, Args... args) {
+    const auto& op = handle();
+    static const OpInfo& info = op_info(op);
+    TensorsOfComposite tensors;
+    (append_tensors(tensors, args), ...);
+    DirectCall direct(info, {tensors.data(), tensors.size()});
+    if (!direct.begin_composite(keys)) return {};
+    size_t i = 0;
+    (direct.add(i++, args), ...);
+    if (direct.find_decision()) return compute(direct, args...);
+    static const auto by_parts = c10::KernelFunction::makeFromBoxedFunction<&run_code_of_composite>();
+    const InnerCallsSince inner;
+    at::Tensor result = by_parts.call<at::Tensor, Args...>(op, keys, std::forward<Args>(args)...);
+    if (inner.are_as_given()) keep_result(info, direct, tensors, result);
+    return result;
+  }
+
+ private:
+  static const c10::OperatorHandle& handle() {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    return op;
+  }
+
+  static bool is_styled(const at::Tensor* t) { return is_dtensor(*t) && has_style(*t); }
+
+  static at::Tensor compute(DirectCall& direct, const Args&... args) {
+    RankTensors locals;
+    locals.reserve(direct.num_ranks());
+    {
+      // As LocalGuard, and in a MeshScope the code's own composite operators are no business of this library, either.
+      const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
+                                                     kBothDTensorKeys);
+      for (size_t r = 0; r < direct.num_ranks(); ++r) locals.push_back(Op::call(local_of(args, r)...));
+    }
+    return direct.make_result(std::move(locals));
+  }
+};
+
+struct CompositeKernels {
+  c10::KernelFunction kernel, attempt;
+};
+
+// By the names of the operators.
+const absl::flat_hash_map<c10::OperatorName, CompositeKernels, std::hash<c10::OperatorName>>& composite_kernels() {
+  static const auto* const kernels = [] {
+    auto* all = new absl::flat_hash_map<c10::OperatorName, CompositeKernels, std::hash<c10::OperatorName>>;
+    const auto add = [all]<typename Op>(Op) {
+      all->emplace(
+          c10::OperatorName(Op::name, Op::overload_name),
+          CompositeKernels{c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(CompositeKernel<Op>::call)),
+                           c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(CompositeKernel<Op>::attempt))});
+    };
+    add(at::_ops::linear());
+    add(at::_ops::matmul());
+    add(at::_ops::einsum());
+    add(at::_ops::layer_norm());
+    add(at::_ops::rms_norm());
+    add(at::_ops::softmax_int());
+    add(at::_ops::log_softmax_int());
+    add(at::_ops::scaled_dot_product_attention());
+    return all;
+  }();
+  return *kernels;
+}
+
+}  // namespace
+
+std::optional<c10::KernelFunction> typed_composite_kernel(const c10::OperatorHandle& op) {
+  const auto found = composite_kernels().find(op.operator_name());
+  if (found == composite_kernels().end()) return std::nullopt;
+  return found->second.kernel;
+}
+
+bool run_as_one(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const auto found = composite_kernels().find(op.operator_name());
+  if (found == composite_kernels().end()) return false;
+  const auto args = torch::jit::last(*stack, op.schema().arguments().size());
+  torch::jit::Stack result(args.begin(), args.end());
+  found->second.attempt.callBoxed(op, keys, &result);
+  if (!result[0].toTensor().defined()) return false;
+  torch::jit::drop(*stack, args.size());
+  stack->push_back(std::move(result[0]));
+  return true;
+}
+
+}  // namespace dtensor::internal
