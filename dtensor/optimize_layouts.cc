@@ -282,11 +282,11 @@ std::string advise(const std::function<void()>& step, int64_t most) {
   for (const RecordedCall* call : calls) {
     if (most-- <= 0 || call->seconds <= 0) break;
     absl::StrAppendFormat(&text, "%.1f us%s%s: %s\n", call->seconds * 1e6, call->module_path.empty() ? "" : " in ",
-                          call->module_path, call->decision->explain(call->call));
+                          call->module_path, call->decision->explain());
     const auto present = computed_placements(*call->decision);
     for (const PricedDecision& way : propagate_all(call->call, call->rule, kMostWays)) {
       if (computed_placements(*way.decision) == present) continue;
-      absl::StrAppendFormat(&text, "  next best, %.1f us: %s\n", way.seconds * 1e6, way.decision->explain(call->call));
+      absl::StrAppendFormat(&text, "  next best, %.1f us: %s\n", way.seconds * 1e6, way.decision->explain());
       break;
     }
   }

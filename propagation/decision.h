@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "propagation/call_context.h"
+#include "propagation/op_call.h"
 #include "propagation/op_rule.h"
 
 namespace dtensor {
@@ -28,9 +28,9 @@ struct Decision {
   std::vector<SpecPtr> outputs;                                      // flattened; null: undefined
   std::vector<int> output_counts;                                    // as OutputMetas::counts
   std::vector<int64_t> output_offsets;                               // as OutputMetas::offsets
-  // The cache's key names specs by id. They live as long as the decision, since new ones would have other ids.
-  std::vector<SpecPtr> given;  // of the inputs, before they moved
-  CallContext context;
+  // That was decided, without its generator. Also since the cache's key names specs by id: they live as long as the
+  // decision, as new ones would have other ids.
+  std::shared_ptr<const OpCall> call;
 
   std::vector<TensorHints> output_hints;  // what the outputs carry to the calls that read them; empty: nothing
 
@@ -47,7 +47,7 @@ struct Decision {
   double input_seconds() const;  // estimate
   bool communicates() const;     // false: every input has its parts already
   // "aten::mm(S(0), R) -> S(0); input 1: S(0) -> R: all_gather(dp) 4096 B"
-  std::string explain(const OpCall& call) const;
+  std::string explain() const;
 };
 
 }  // namespace dtensor

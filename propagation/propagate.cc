@@ -190,10 +190,19 @@ bool is_direct(const Decision& decision) {
   const auto is_whole = [](const SpecPtr& spec) { return spec && !spec->has_partial(); };
   const auto is_set = [](const auto& pointer) { return pointer != nullptr; };
   const auto is_offset = [](int64_t offset) { return offset != 0; };
-  return absl::c_all_of(decision.given, is_whole) && absl::c_none_of(decision.input_plans, is_set) &&
+  return absl::c_all_of(decision.call->inputs, is_whole) && absl::c_none_of(decision.input_plans, is_set) &&
          decision.output_counts == std::vector<int>{-1} && decision.outputs[0] &&
          absl::c_none_of(decision.output_offsets, is_offset) && decision.output_hints.empty() &&
          decision.calls_operator();
+}
+
+// Cached decisions keep nothing that has a state.
+std::shared_ptr<const OpCall> without_generator(const OpCall& call) {
+  auto copy = std::make_shared<OpCall>(call);
+  for (c10::IValue& arg : copy->args) {
+    if (arg.isGenerator()) arg = c10::IValue();
+  }
+  return copy;
 }
 
 std::shared_ptr<const Decision> decision_of(const Problem& problem, const Strategy& choice,
@@ -201,9 +210,8 @@ std::shared_ptr<const Decision> decision_of(const Problem& problem, const Strate
   const OpCall& call = problem.call;
   auto decision = std::make_shared<Decision>();
   decision->rule = std::move(rule);
-  decision->given = call.inputs;
+  decision->call = without_generator(call);
   decision->computed = call.inputs;  // out= arguments: as they are
-  decision->context = call.context;
   for (size_t i = 0; i < choice.inputs.size(); ++i) {
     const SpecPtr& spec = call.inputs[i];
     if (!spec || spec->placements() == choice.inputs[i]) continue;
@@ -254,13 +262,13 @@ bool Decision::communicates() const {
   return absl::c_any_of(input_plans, [](const auto& plan) { return plan && !plan->is_local(); });
 }
 
-std::string Decision::explain(const OpCall& call) const {
+std::string Decision::explain() const {
   auto layouts = [](const std::vector<SpecPtr>& specs) {
     return absl::StrJoin(specs, ", ", [](std::string* out, const SpecPtr& spec) {
       absl::StrAppend(out, spec ? to_string(spec->placements()) : "None");
     });
   };
-  std::string text = absl::StrCat(call.name(), "(", layouts(computed), ") -> ", layouts(outputs));
+  std::string text = absl::StrCat(call->name(), "(", layouts(computed), ") -> ", layouts(outputs));
   for (size_t i = 0; i < input_plans.size(); ++i) {
     if (input_plans[i]) absl::StrAppend(&text, "; input ", i, ": ", input_plans[i]->to_string());
   }

@@ -1,7 +1,7 @@
 // Turns a call into a decision: the strategy, the redistributions of the inputs, and the results.
 //
 //   const OpCall call = OpCall::make("aten::mm", {a, b});  // specs: nothing is computed or sent
-//   std::cout << propagate(call)->explain(call) << "\n";
+//   std::cout << propagate(call)->explain() << "\n";
 #pragma once
 
 #include <cstdint>

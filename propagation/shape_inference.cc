@@ -2,6 +2,7 @@
 #include "propagation/shape_inference.h"
 
 #include <ATen/TensorIterator.h>
+#include <ATen/core/PythonOpRegistrationTrampoline.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/native/TypeProperties.h>
 
@@ -124,6 +125,7 @@ bool is_pointwise(const OpCall& call) {
 
 // Python replaces ATen's meta kernels by its own, whose type promotion differs (bool ** True, ldexp).
 void take_elementwise_dtypes(const OpCall& call, OutputMetas& metas) {
+  if (at::impl::PythonOpRegistrationTrampoline::getInterpreter() == nullptr) return;
   OutputMetas trial;
   try {
     trial = run_on_one_element(call, broadcast_shape(call));

@@ -16,7 +16,6 @@ namespace {
 struct Entry {
   CacheKey key;
   std::shared_ptr<const Decision> decision;
-  std::string description;
   uint64_t hits = 0;
 };
 
@@ -27,6 +26,12 @@ struct KeyHash {
 struct KeyEqual {
   bool operator()(const CacheKey* a, const CacheKey* b) const { return *a == *b; }
 };
+
+std::string text_of(const OpCall& call) { return call.to_string() + call.context.scope.to_string(); }
+
+[[noreturn]] void throw_frozen(const OpCall& call) {
+  TORCH_CHECK(false, "the strategy cache is frozen, and this call is not in it: ", text_of(call));
+}
 
 }  // namespace
 
@@ -57,16 +62,14 @@ struct StrategyCache::State {
   }
 
   // `evicted`: what the entry replaces, or has no more room, to be destroyed outside the lock.
-  void insert(const CacheKey& key, std::shared_ptr<const Decision> decision, std::string description,
-              Entries& evicted) {
+  void insert(const CacheKey& key, std::shared_ptr<const Decision> decision, Entries& evicted) {
     const auto it = index.find(&key);
     if (it != index.end()) {  // another thread was first
-      evicted.push_back({{}, std::move(it->second->decision), {}});
+      evicted.push_back({{}, std::move(it->second->decision)});
       it->second->decision = std::move(decision);
-      it->second->description = std::move(description);
       return;
     }
-    entries.push_front({key, std::move(decision), std::move(description)});
+    entries.push_front({key, std::move(decision)});
     index.emplace(&entries.front().key, entries.begin());
     evict(evicted);
   }
@@ -107,23 +110,21 @@ DirectResult StrategyCache::find_direct_result(const CacheKey& key) {
   return {(*decision)->outputs[0], (*decision)->shares_memory};
 }
 
-void StrategyCache::insert(const CacheKey& key, std::shared_ptr<const Decision> decision, std::string description) {
+void StrategyCache::insert(const CacheKey& key, std::shared_ptr<const Decision> decision) {
   State::Entries evicted;
   std::lock_guard<std::mutex> lock(state_->mutex);
-  TORCH_CHECK(!state_->frozen || state_->index.contains(&key),
-              "the strategy cache is frozen, and this call is not in it: ", description);
-  state_->insert(key, std::move(decision), std::move(description), evicted);
+  if (state_->frozen && !state_->index.contains(&key)) throw_frozen(*decision->call);
+  state_->insert(key, std::move(decision), evicted);
 }
 
-void StrategyCache::insert_derived(const CacheKey& key, std::shared_ptr<const Decision> decision,
-                                   std::string description) {
+void StrategyCache::insert_derived(const CacheKey& key, std::shared_ptr<const Decision> decision) {
   State::Entries evicted;
   std::lock_guard<std::mutex> lock(state_->mutex);
-  state_->insert(key, std::move(decision), std::move(description), evicted);
+  state_->insert(key, std::move(decision), evicted);
 }
 
-void StrategyCache::check_open(const std::string& description) const {
-  TORCH_CHECK(!frozen(), "the strategy cache is frozen, and this call is not in it: ", description);
+void StrategyCache::check_open(const OpCall& call) const {
+  if (frozen()) throw_frozen(call);
 }
 
 void StrategyCache::freeze(bool frozen) {
@@ -168,7 +169,8 @@ CacheStats StrategyCache::stats() const {
 std::string StrategyCache::dump() const {
   std::lock_guard<std::mutex> lock(state_->mutex);
   std::string text;
-  for (const Entry& entry : state_->entries) absl::StrAppend(&text, entry.hits, " ", entry.description, "\n");
+  for (const Entry& entry : state_->entries)
+    absl::StrAppend(&text, entry.hits, " ", text_of(*entry.decision->call), "\n");
   return text;
 }
 

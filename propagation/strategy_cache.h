@@ -21,6 +21,7 @@
 namespace dtensor {
 
 struct Decision;
+struct OpCall;
 class World;
 
 // Of a decision with Decision::direct.
@@ -68,14 +69,14 @@ class StrategyCache {
   std::shared_ptr<const Decision> find_direct(const CacheKey& key);
   // The same for its result, whose reference is cheaper to take than that and one to the decision.
   DirectResult find_direct_result(const CacheKey& key);
-  // Error (c10::Error) while frozen: the text has `description`, so that a serving loop can see which call was new.
-  void insert(const CacheKey& key, std::shared_ptr<const Decision> decision, std::string description);
+  // Error (c10::Error) while frozen: the text has the call, so that a serving loop can see which one was new.
+  void insert(const CacheKey& key, std::shared_ptr<const Decision> decision);
 
   // The same while frozen, too: for a decision that follows from others in the cache, so that it planned nothing.
-  void insert_derived(const CacheKey& key, std::shared_ptr<const Decision> decision, std::string description);
+  void insert_derived(const CacheKey& key, std::shared_ptr<const Decision> decision);
 
   // Throws the error of insert(), before anything is run.
-  void check_open(const std::string& description) const;
+  void check_open(const OpCall& call) const;
 
   // After freeze() a miss is an error. For loops that must not plan any more.
   void freeze(bool frozen = true);
@@ -85,7 +86,7 @@ class StrategyCache {
   void release();                      // clears entries only: called when the world is not used any more
   void reset_counts();
   CacheStats stats() const;
-  // One line per entry, most recently used first: hits and description.
+  // One line per entry, most recently used first: hits and call.
   std::string dump() const;
 
  private:

@@ -140,7 +140,7 @@ std::shared_ptr<const Decision> find_pinned(const OpCall& call, const std::share
   if (auto known = cache.find(key)) return known;
   for (PricedDecision& way : propagate_all(call, rule, std::numeric_limits<size_t>::max())) {
     if (computed_placements(*way.decision) != pin.inputs) continue;
-    cache.insert(key, way.decision, "pinned: " + way.decision->explain(call));
+    cache.insert(key, way.decision);
     return std::move(way.decision);
   }
   return nullptr;

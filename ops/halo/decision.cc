@@ -134,7 +134,7 @@ DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& 
   OpCall call = OpCall::make(c10::toString(op.operator_name()), specs, args.vec());
   call.context = context;
   auto decision = decide(call, choose);
-  if (decision->plan) strategy_cache(world).check_open(call.to_string() + context.scope.to_string());
+  if (decision->plan) strategy_cache(world).check_open(call);
   memo.insert(std::move(key), decision, std::move(specs));
   return decision;
 }

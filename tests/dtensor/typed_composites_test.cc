@@ -83,10 +83,14 @@ std::vector<Placement> placements_to_try(int64_t ndim) {
   return all;
 }
 
+// Cached decisions for composite operators.
 int64_t calls_as_one(const DeviceMesh& mesh) {
   const std::string dump = strategy_cache(mesh.world()).dump();
   int64_t count = 0;
-  for (size_t at = dump.find("as one"); at != std::string::npos; at = dump.find("as one", at + 1)) ++count;
+  for (const char* op : {"linear(", "matmul(", "einsum(", "aten::layer_norm(", "aten::rms_norm(", "aten::softmax.int(",
+                         "aten::log_softmax.int(", "aten::scaled_dot_product_attention("}) {
+    for (size_t at = dump.find(op); at != std::string::npos; at = dump.find(op, at + 1)) ++count;
+  }
   return count;
 }
 

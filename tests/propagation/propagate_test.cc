@@ -115,9 +115,9 @@ TEST_CASE("a decision's explain()") {
   OpCall call = make("mm", {spec({4}, {4, 640000}, "S(0)"), spec({4}, {640000, 4}, "S(0)")});
   auto plan = propagate(call);
   CHECK(plan->bytes() == 1920000);
-  CHECK_THAT(plan->explain(call),
+  CHECK_THAT(plan->explain(),
              StartsWith("propagate_test::mm(S(1), S(0)) -> P(sum); input 0: S(0) -> S(1): all_to_all"));
-  CHECK(plan->given == call.inputs);
+  CHECK(plan->call->inputs == call.inputs);
   CHECK(plan->computed[0] == call.inputs[0]->with_placements({Shard(1)}));
 }
 
@@ -125,7 +125,7 @@ TEST_CASE("in-place operators keep the layout of the written tensor") {
   const std::vector<int64_t> mesh = {4};
   auto plan = propagate(make("mul_", {spec(mesh, {8, 8}, "S(0)"), spec(mesh, {8, 8}, "R")}));
   CHECK(decision(*plan) == "S(0), S(0) -> S(0); 1: local");
-  CHECK(plan->outputs[0] == plan->given[0]);
+  CHECK(plan->outputs[0] == plan->call->inputs[0]);
   // The larger side moves if the smaller one is written to.
   CHECK(decision(*propagate(make("mul_", {spec(mesh, {8, 8}, "R"), spec(mesh, {8, 8}, "S(0)")}))) ==
         "R, R -> R; 1: 192 B");
@@ -180,7 +180,7 @@ TEST_CASE("out= operators bring the result to the layout of out") {
   auto x = [&](const char* layout) { return spec(mesh, {8, 8}, layout); };
   auto plan = propagate(make("mul.out", {x("S(0)"), x("S(0)"), x("S(0)")}));
   CHECK(decision(*plan) == "S(0), S(0), S(0) -> S(0)");
-  CHECK(plan->outputs[0] == plan->given[2]);
+  CHECK(plan->outputs[0] == plan->call->inputs[2]);
   CHECK(decision(*propagate(make("mul.out", {x("R"), x("R"), x("S(1)")}))) ==
         "S(1), S(1), S(1) -> S(1); 0: local; 1: local");
   CHECK(decision(*propagate(make("mul.out", {x("S(0)"), x("R"), x("R")}))) == "R, R, R -> R; 0: 192 B");

@@ -106,7 +106,7 @@ TEST_CASE("up to three mesh dims, every combination is priced") {
         INFO(call.to_string());
         SearchEffort usual, all;
         all.every = kAll;
-        CHECK(propagate(call, usual)->explain(call) == propagate(call, all)->explain(call));
+        CHECK(propagate(call, usual)->explain() == propagate(call, all)->explain());
         CHECK(usual.seconds == all.seconds);
       }
     }
@@ -137,7 +137,7 @@ TEST_CASE("a limit of memory chooses among strategies") {
         if (needed(*usual) == 0) continue;
         call.context.scope.limits.max_bytes = needed(*usual);
         // On more dims a search that a limit rules is another one, and may end elsewhere.
-        if (shape.size() <= 3) CHECK(propagate(call)->explain(call) == usual->explain(call));
+        if (shape.size() <= 3) CHECK(propagate(call)->explain() == usual->explain());
         CHECK(needed(*propagate(call)) <= call.context.scope.limits.max_bytes);
         call.context.scope.limits.max_bytes = needed(*usual) - 1;
         try {
@@ -177,7 +177,7 @@ TEST_CASE("an incomplete search is near the best") {
         const auto plan = propagate(call, some);
         const auto best = propagate(call, all);
         CHECK(some.seconds >= all.seconds);
-        quality.add(some.seconds, all.seconds, plan->explain(call) + "\n  best: " + best->explain(call));
+        quality.add(some.seconds, all.seconds, plan->explain() + "\n  best: " + best->explain());
       }
     }
     INFO(mesh << ": " << quality.to_string());
@@ -196,7 +196,7 @@ TEST_CASE("on six to eight mesh dims, decisions take a bounded number of steps")
         SearchEffort effort;
         const double start = testing::thread_cpu_seconds();
         const auto plan = propagate(call, effort);
-        INFO(plan->explain(call) << ": " << effort.priced << " priced, " << effort.planned << " planned");
+        INFO(plan->explain() << ": " << effort.priced << " priced, " << effort.planned << " planned");
         CHECK(effort.priced <= 2048 + 1500);  // the round that goes over is finished
         CHECK(effort.planned <= 400);
         CHECK(testing::thread_cpu_seconds() - start < 2);  // alone a few ms

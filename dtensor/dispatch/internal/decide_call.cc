@@ -145,13 +145,12 @@ Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Input
   StrategyCache& cache = strategy_cache(in.mesh.world());
   CacheKey key = make_key(resolved, in, args);
   auto decision = cache.find(key);
-  if (decision) return {std::move(decision), false, {}, {}};
+  if (decision) return {std::move(decision), false, {}};
   const OpCall call = make_call(info, in, args);
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   decision = propagate(call, resolved.rule);
-  std::string description = call.to_string() + call.context.scope.to_string();
-  cache.check_open(description);
-  return {std::move(decision), true, std::move(key), std::move(description)};
+  cache.check_open(call);
+  return {std::move(decision), true, std::move(key)};
 }
 
 }  // namespace
@@ -193,7 +192,7 @@ Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const 
       decided = decide(info, resolved, in, args);
       return decided.decision;
     });
-    if (decision != decided.decision) decided = {std::move(decision), false, {}, {}};
+    if (decision != decided.decision) decided = {std::move(decision), false, {}};
   }
   check_class_shards(info, in, args, *decided.decision);
   return decided;
@@ -201,7 +200,7 @@ Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const 
 
 void keep_decision(const Inputs& in, const Decided& decided) {
   if (!decided.made_now) return;
-  strategy_cache(in.mesh.world()).insert(decided.key, decided.decision, decided.description);
+  strategy_cache(in.mesh.world()).insert(decided.key, decided.decision);
 }
 
 }  // namespace dtensor::internal

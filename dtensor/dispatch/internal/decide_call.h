@@ -5,7 +5,6 @@
 #include <c10/util/ArrayRef.h>
 
 #include <memory>
-#include <string>
 
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "propagation/decision.h"
@@ -25,9 +24,8 @@ void append_ints(CacheKey& key, c10::ArrayRef<int64_t> ints);
 
 struct Decided {
   std::shared_ptr<const Decision> decision;
-  bool made_now = false;    // not cached yet
-  CacheKey key;             // of a new decision
-  std::string description;  // of a new decision
+  bool made_now = false;  // not cached yet
+  CacheKey key;           // of a new decision
 };
 
 // `decider`: decides in place of this library; null: none. Errors: as propagate(); the strategy cache is frozen; in a

@@ -14,13 +14,12 @@
 #include <ATen/ops/softmax_ops.h>
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
-#include "absl/strings/str_cat.h"
 #include "dtensor/dispatch/composite_op_scope.h"
+#include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/composite_dispatch.h"
 #include "dtensor/dispatch/internal/direct_call.h"
 #include "dtensor/dispatch/internal/inner_calls.h"
@@ -51,8 +50,8 @@ bool has_empty_part(const at::Tensor& t) {
 }
 
 // Keeps the layout of `result` for calls with the same key, if further calls can be computed as one.
-void keep_result(const OpInfo& info, const DirectCall& call, const TensorsOfComposite& tensors,
-                 const at::Tensor& result) {
+void keep_result(const OpInfo& info, const CacheKey& key, const TensorsOfComposite& tensors,
+                 c10::ArrayRef<c10::IValue> args, const at::Tensor& result) {
   if (!is_dtensor(result) || result.is_view() || result.storage_offset() != 0) return;
   const DTensorMeta& meta = meta_without_sync(result);
   const auto differs = [&](const at::Tensor* t) {
@@ -60,16 +59,12 @@ void keep_result(const OpInfo& info, const DirectCall& call, const TensorsOfComp
   };
   if (is_special(meta) || std::any_of(tensors.begin(), tensors.end(), differs)) return;
   auto decision = std::make_shared<Decision>();
-  std::string description = info.name + " as one:";
-  for (const at::Tensor* t : tensors) {
-    decision->given.push_back(spec_of(*t));
-    absl::StrAppend(&description, " ", spec_of(*t)->to_string());
-  }
+  decision->call = std::make_shared<const OpCall>(make_call(info, gather_inputs(info, args), args));
   decision->outputs = {meta.spec};
   decision->output_counts = {-1};
   decision->direct = true;
   decision->shares_memory = meta.storage->shared.load(std::memory_order_relaxed);
-  strategy_cache(meta.spec->mesh().world()).insert_derived(call.key(), std::move(decision), std::move(description));
+  strategy_cache(meta.spec->mesh().world()).insert_derived(key, std::move(decision));
 }
 
 template <typename Op, typename Schema = typename Op::schema>
@@ -103,8 +98,11 @@ struct CompositeKernel<Op, at::Tensor(Args...)> {
     if (direct.find_decision()) return compute(direct, args...);
     static const auto by_parts = c10::KernelFunction::makeFromBoxedFunction<&run_code_of_composite>();
     const InnerCallsSince inner;
-    at::Tensor result = by_parts.call<at::Tensor, Args...>(op, keys, std::forward<Args>(args)...);
-    if (inner.are_as_given()) keep_result(info, direct, tensors, result);
+    at::Tensor result = by_parts.call<at::Tensor, Args...>(op, keys, args...);
+    if (!inner.are_as_given()) return result;
+    torch::jit::Stack stack;
+    torch::jit::push(stack, args...);
+    keep_result(info, direct.key(), tensors, stack, result);
     return result;
   }
 
