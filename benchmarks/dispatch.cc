@@ -24,6 +24,7 @@
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
+#include "benchmarks/floor.h"
 #include "benchmarks/gates.h"
 #include "benchmarks/measure.h"
 #include "dtensor/dtensor.h"
@@ -177,6 +178,19 @@ void time_operators(Gates& gates) {
   }
 }
 
+// Beside a wrapper by hand, in no layout: one that all calls know.
+void time_floor(Gates& gates) {
+  const at::NoGradGuard no_grad;
+  const Layout layout = layouts()[1];
+  const Make by_hand = [](std::vector<int64_t> sizes) { return wrap_by_hand(at::randn(sizes)); };
+  for (const Operator& op : operators()) {
+    if (op.name != "add" && op.name != "mm of 8 x 8" && op.name != "relu") continue;
+    const PairedTimes times = time_pairs(op.call(maker(layout.mesh, layout.placements), replicated_maker(layout.mesh)),
+                                         op.call(by_hand, by_hand));
+    gates.at_most(compared(op.name + ", beside a wrapper by hand", "a wrapper by hand", times), times.ratio, 1.25);
+  }
+}
+
 // Twenty operators, all with gradients.
 at::Tensor chain(at::Tensor x, const at::Tensor& w) {
   for (int i = 0; i < 5; ++i) x = x.mul(w).add(w).sigmoid().mul(2);
@@ -258,6 +272,7 @@ int run() {
   if (absl::GetFlag(FLAGS_count)) return count();
   Gates gates;
   time_operators(gates);
+  time_floor(gates);
   time_chain(gates);
   return gates.close();
 }

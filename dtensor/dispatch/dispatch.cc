@@ -7,17 +7,17 @@
 #include "absl/algorithm/container.h"
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/composite_op_scope.h"
-#include "dtensor/dispatch/core_fallback.h"
+#include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/call_writes.h"
 #include "dtensor/dispatch/internal/decide_call.h"
 #include "dtensor/dispatch/internal/gradient_target.h"
 #include "dtensor/dispatch/internal/inner_calls.h"
 #include "dtensor/dispatch/internal/input_moves.h"
+#include "dtensor/dispatch/internal/module_call.h"
 #include "dtensor/dispatch/internal/on_one_device.h"
 #include "dtensor/dispatch/internal/plain_dispatch.h"
 #include "dtensor/dispatch/internal/replicated_dispatch.h"
-#include "dtensor/dispatch/internal/typed_kernels.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch/reduce_first.h"
@@ -187,13 +187,14 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
   const Decided decided = decide_call(info, resolved, in, args, decider);
   const std::shared_ptr<const Decision> decision = decided.decision;
   if (const at::Tensor result = defer_call(info, decided, in, args, leaf); result.defined()) {
-    note_deferred_work();
+    note_work_elsewhere();
     torch::jit::drop(stack, info.args.size());
     return stack.push_back(result);
   }
   std::vector<RankTensors> outputs;
   if (auto computed = run_in_chunks(info, *decision, in, args)) {
     outputs = *std::move(computed);
+    note_work_elsewhere();
     keep_decision(in, decided);
   } else {
     const std::vector<RankTensors> locals = move_inputs(info, *decision, in);
@@ -222,11 +223,11 @@ void run_by_rule(const OpInfo& info, Stack& stack) {
       run_functional_form(info, stack))
     return;
   Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
-  if (in.has_module_traits) check_hooks_ran(info, in);
+  check_hooks_ran(info, in);
   if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
   if (in.observed) CallWrites(info, in).check();
   if (!resolved.rule) return run_without_rule(info, in, stack);
-  if (in.has_module_traits) use_gathered_parameters(info, in);
+  use_gathered_parameters(info, in);
   use_reduced_copies(info, torch::jit::last(stack, info.args.size()), in);
   note_context(info, in);
   const at::Tensor first = in.has_module_traits ? in.tensors[0] : at::Tensor();
@@ -234,13 +235,21 @@ void run_by_rule(const OpInfo& info, Stack& stack) {
   if (first.defined()) note_cast_of_parameter(info, first, stack);
 }
 
+// Whether an argument that the operator writes to is a plain tensor.
+bool writes_plain(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  for (size_t a = 0; a < args.size(); ++a) {
+    const auto is_plain = [](const at::Tensor& t) { return t.defined() && !is_dtensor(t); };
+    if (info.args[a].written && any_tensor(args.slice(a, 1), is_plain)) return true;
+  }
+  return false;
+}
+
 void dispatch_to_handler(const OpInfo& info, const c10::OperatorHandle& op, Stack& stack) {
   const auto args = torch::jit::last(stack, info.args.size());
   note_parameters(info, args);
   if (info.has_outs) {
     if (run_functional_form(info, stack)) return;
-    const Inputs in = gather_inputs(info, args);
-    if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
+    if (writes_plain(info, args)) return write_to_plain(info, gather_inputs(info, args).mesh, stack);
   }
   const WrittenResults written(info, stack);
   info.handler(op, stack);
@@ -268,17 +277,5 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
 }
 
 void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) { run_by_rule(op_info(op), stack); }
-
-namespace {
-
-const bool registered = [] {
-  register_fallback(&dispatch);
-  register_typed_kernels();
-  register_typed_lists();
-  register_typed_optimizers();
-  return true;
-}();
-
-}  // namespace
 
 }  // namespace dtensor::internal

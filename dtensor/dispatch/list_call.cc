@@ -10,6 +10,7 @@
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/decide_call.h"
 #include "dtensor/dispatch/internal/direct_call.h"
+#include "dtensor/dispatch/internal/module_call.h"
 #include "dtensor/dispatch/report_work.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "propagation/decision.h"
@@ -56,6 +57,7 @@ bool ListCall::read_arguments() {
 
 void ListCall::check_hooks(const Tensors& tensors) const {
   Inputs in;
+  in.has_module_traits = true;
   for (size_t a = 0; a < args_.size(); ++a) {
     if (element_.args[a].kind != ArgSlot::Kind::kTensor) continue;
     in.tensors.push_back(*tensors[in.tensors.size()]);

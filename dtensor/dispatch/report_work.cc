@@ -8,6 +8,7 @@
 #include "comm/scope.h"
 #include "comm/work_event.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/parallel/program_call.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "plan/largest_part.h"
 
@@ -120,7 +121,7 @@ void report_bytes(const std::string& op, const DeviceMesh& mesh, int64_t bytes) 
   count_and_report(event);
 }
 
-void note_deferred_work() { ++num_reported; }
+void note_work_elsewhere() { ++num_reported; }
 
 void report_work(const OpInfo& info, const Decision& decision, const Inputs& in, c10::ArrayRef<c10::IValue> args,
                  int64_t list_index) {
@@ -141,16 +142,6 @@ bool changes_tensor_only(const OpInfo& info) {
   return info.op.hasTag(at::Tag::inplace_view) || is_one_of(info, kNames);
 }
 
-// Calls `f` with the distributed tensors that `value` is or has.
-template <typename F>
-void for_each_distributed(const c10::IValue& value, const F& f) {
-  if (value.isTensor()) {
-    if (value.toTensor().defined() && is_dtensor(value.toTensor())) f(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) for_each_distributed(element, f);
-  }
-}
-
 }  // namespace
 
 CallWithoutRule::CallWithoutRule(const OpInfo& info, c10::ArrayRef<c10::IValue> args) : info_(info) {
@@ -163,7 +154,7 @@ CallWithoutRule::CallWithoutRule(const OpInfo& info, c10::ArrayRef<c10::IValue> 
     const OpInfo::Arg& arg = info.args[a];
     if (arg.out) continue;
     const bool reads = !arg.overwritten && !(draws && arg.written) && !is_one_of(info, kReadNothing);
-    for_each_distributed(args[a], [&](const at::Tensor& t) {
+    for_each_dtensor(args.slice(a, 1), [&](const at::Tensor& t) {
       mesh_ = spec_of(t)->mesh();
       bytes_ += (reads ? bytes_in_memory(*spec_of(t)) : 0) + (arg.written ? spec_of(t)->max_local_bytes() : 0);
       writes_ = writes_ || arg.written;
@@ -178,7 +169,7 @@ void CallWithoutRule::report(const torch::jit::Stack& stack) const {
   bool gives_tensors = false;
   for (size_t r = 0; r < results.size(); ++r) {
     if (info_.written_inputs[r] >= 0) continue;  // counted as an argument
-    for_each_distributed(results[r], [&](const at::Tensor& t) {
+    for_each_dtensor(results.slice(r, 1), [&](const at::Tensor& t) {
       gives_tensors = true;
       bytes += spec_of(t)->max_local_bytes();
     });

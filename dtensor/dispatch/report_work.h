@@ -23,8 +23,8 @@ void report_flops(const std::string& op, const std::string& module_path, const S
                   double of_one);
 // Of operators that compute on parts by themselves: `bytes` that the rank with the largest parts reads and writes.
 void report_bytes(const std::string& op, const DeviceMesh& mesh, int64_t bytes);
-// The work of this call is reported later, when it runs.
-void note_deferred_work();
+// The work of this call is reported by others: later, when it runs, or piece by piece.
+void note_work_elsewhere();
 // Of an operator that has run as `decision` says. `list_index`: WorkEvent. Cheap without listeners.
 void report_work(const OpInfo& info, const Decision& decision, const Inputs& in, c10::ArrayRef<c10::IValue> args,
                  int64_t list_index = 0);

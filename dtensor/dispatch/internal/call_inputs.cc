@@ -13,6 +13,7 @@
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/replicate.h"
 
 namespace dtensor::internal {
@@ -82,7 +83,7 @@ void replicate_plain_inputs(const OpInfo& info, Inputs& in) {
       at::Tensor& t = in.tensors[k];
       if (!t.defined() || is_dtensor(t)) continue;
       if (!allowed && !counts_as_number(t)) {
-        const ScopeGuard running([&in](Scope& s) { s.module_path = module_path(in); });
+        const ScopeGuard running([&in](Scope& s) { s.module_path = module_of_call(in.tensors); });
         throw_plain_beside_distributed(info.name, info.op.schema().arguments()[i].name(), t, in.mesh);
       }
       t = replicate_plain(t, in.mesh);
@@ -192,14 +193,6 @@ void note_context(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, 
   note_factory_inputs(tensors, context);
   if (c10::ThreadLocalDebugInfo::current() == nullptr) return;  // no scope: cheaper than asking for its hints
   context.scope = current_dispatch_scope().hints;
-}
-
-std::string module_path(const Inputs& in) {
-  for (const auto& t : in.tensors) {
-    if (!is_dtensor(t)) continue;
-    if (meta_without_sync(t).name) return module_of(meta_without_sync(t));
-  }
-  return current_scope().module_path;
 }
 
 std::string arg_name(const OpInfo& info, const Inputs& in, int input) {

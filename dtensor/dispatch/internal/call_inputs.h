@@ -46,13 +46,6 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // ranks: the gradient of a tensor that was moved to them. Errors (c10::Error): inputs with dims on several meshes, or
 // inputs of several worlds; the text names the arguments, the meshes and their ranks.
 DeviceMesh bring_to_one_mesh(const OpInfo& info, Inputs& in);  // numbers_of_meshes.cc
-// Error (c10::Error): `info` computes with a tensor whose module has hooks (hook_watch.h) and another one, and the
-// hooks have not run. Not in backward. An operator that reads only parameters, writes to them, takes lists of them, or
-// is pointwise on tensors of one shape (an optimizer, an average, a distance from former values) does not count as
-// forward.
-void check_hooks_ran(const OpInfo& info, const Inputs& in);  // check_hooks.cc
-// Whether the call is elementwise on tensors of one shape, as in optimizers and averages.
-bool is_update(const OpInfo& info, const Inputs& in);  // check_hooks.cc
 // Fills in the context from the tensors and the scope, but for the mutable layouts, which gather_inputs() finds, and
 // the gradient target.
 void note_context(const OpInfo& info, Inputs& in);
@@ -83,8 +76,6 @@ inline uint64_t hints_of(const DTensorMeta& meta) {
 }
 // "weight", or "tensors[1]" in a list.
 std::string arg_name(const OpInfo& info, const Inputs& in, int input);
-// Path of the module whose parameter is among the inputs; else that of the scope.
-std::string module_path(const Inputs& in);
 // The call as rules see it.
 OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args);
 // The arguments of the local operator on local rank r; locals[k] are the parts of in.tensors[k].

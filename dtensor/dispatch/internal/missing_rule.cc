@@ -9,6 +9,7 @@
 #include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/internal/replicated_dispatch.h"
+#include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "propagation/propagate.h"
 
@@ -20,7 +21,8 @@ std::string caller(const Inputs& in) {
   std::string text;
   if (const CompositeOpScope* code = CompositeOpScope::current())
     absl::StrAppend(&text, ", by ", code->called_operator());
-  if (const std::string path = module_path(in); !path.empty()) absl::StrAppend(&text, ", in module '", path, "'");
+  if (const std::string path = module_of_call(in.tensors); !path.empty())
+    absl::StrAppend(&text, ", in module '", path, "'");
   if (in_backward()) {
     const auto node = torch::autograd::get_current_node();
     absl::StrAppend(&text, ", in backward", node ? absl::StrCat(" (", node->name(), ")") : "");
