@@ -1,6 +1,5 @@
-// Views of a part of a split dim: slice, select, unfold, and their backward. The view's parts have to move, so it is a
-// copied view (copied_view.h) as by the rules; but ranks fetch only what they lack, and the dim stays split. A slice
-// with no more indices than ranks is replicated.
+// unfold, which takes windows of a split dim, and the backward of unfold and of slices. Ranks fetch, or send back, only
+// what the other lacks. Slices themselves: lazy_slices.cc.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/unfold_backward.h>
 
@@ -8,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/tensor/module_of_call.h"
@@ -18,9 +18,7 @@
 #include "ops/halo/windows.h"
 #include "ops/stencil/lazy_slices.h"
 #include "ops/support/arguments.h"
-#include "ops/support/meta_tensor.h"
 #include "placement/placement.h"
-#include "placement/with_dim.h"
 #include "propagation/rule_registry.h"
 
 namespace dtensor::internal {
@@ -28,65 +26,13 @@ namespace {
 
 using torch::jit::Stack;
 
-// The indices start, start + step, ... of a dim.
-struct Taken {
-  int64_t dim = 0, start = 0, count = 0, step = 1;
-};
-
-// For slice.Tensor and slice_backward. nullopt: invalid arguments, and the operator itself reports the error.
-std::optional<Taken> taken_by_slice(const Arguments& args, at::IntArrayRef sizes) {
-  const auto dim = valid_dim(args["dim"], static_cast<int64_t>(sizes.size()));
-  const int64_t step = args["step"].toInt();
-  if (!dim || step < 1) return std::nullopt;
-  const int64_t n = sizes[*dim];
-  const auto bound = [&](const c10::IValue& value, int64_t missing) {
-    int64_t at = value.isNone() ? missing : value.toInt();
-    if (at < 0) at += n;
-    return std::clamp<int64_t>(at, 0, n);
-  };
-  const int64_t start = bound(args["start"], 0), end = std::max(start, bound(args["end"], n));
-  return Taken{*dim, start, (end - start + step - 1) / step, step};
-}
-
-std::optional<Taken> taken_by_select(const Arguments& args, at::IntArrayRef sizes) {
-  const auto dim = valid_dim(args["dim"], static_cast<int64_t>(sizes.size()));
-  if (!dim || !args["index"].isInt()) return std::nullopt;
-  const int64_t n = sizes[*dim], index = args["index"].toInt();
-  if (index < -n || index >= n) return std::nullopt;
-  return Taken{*dim, index < 0 ? index + n : index, 1, 1};
-}
-
-int64_t num_ranks(const Spec& spec, const std::vector<int64_t>& mesh_dims) {
-  int64_t n = 1;
-  for (const int64_t m : mesh_dims) n *= spec.mesh().size(m);
-  return n;
-}
-
-Placements whole_along(Placements placements, const std::vector<int64_t>& mesh_dims) {
-  for (const int64_t m : mesh_dims) placements[m] = Replicate();
-  return placements;
-}
-
-SpecPtr resized(const SpecPtr& spec, const Placements& placements, int64_t dim, int64_t size) {
-  Shape sizes = spec->sizes();
-  sizes[dim] = size;
-  return Spec::get(spec->mesh(), placements, at::IntArrayRef(sizes.data(), sizes.size()), spec->dtype());
-}
-
 // A view of self whose parts moved along `cutting`.
 at::Tensor moved_view(const c10::OperatorHandle& op, Stack& stack, const std::vector<int64_t>& cutting,
                       const SpecPtr& result, RankTensors locals) {
   const std::vector<c10::IValue> args(torch::jit::last(stack, op.schema().arguments().size()).vec());
-  const Placements computed = whole_along(spec_of(args[0].toTensor())->placements(), cutting);
+  Placements computed = spec_of(args[0].toTensor())->placements();
+  for (const int64_t m : cutting) computed[m] = Replicate();
   return make_view_of({op, args, 0, 0, computed}, result, std::move(locals), 0, /*moved=*/true);
-}
-
-// The mesh dims that cut the sliced dim; empty: no parts move, or halos do not apply.
-std::vector<int64_t> cutting_of(const at::Tensor& t, const std::optional<Taken>& taken, int64_t size) {
-  if (!is_dtensor(t) || !taken || taken->count == 0 ||
-      sliced(taken->start, taken->count, taken->step).is_identity(size))
-    return {};
-  return cutting_mesh_dims(*spec_of(t), {taken->dim});
 }
 
 // The exchange of an operator along a dim that `cutting` cuts. Null: the operator follows its rule.
@@ -97,34 +43,6 @@ std::shared_ptr<const HaloDecision> decide_exchange(const c10::OperatorHandle& o
   return decision->plan ? decision : nullptr;
 }
 
-// slice.Tensor(self, dim, start, end, step), select.int(self, dim, index).
-template <bool kSelect>
-void take_part(const c10::OperatorHandle& op, Stack& stack) {
-  const Arguments args(op, stack);
-  const at::Tensor self = args.tensor("self");
-  const auto taken = kSelect ? taken_by_select(args, self.sizes()) : taken_by_slice(args, self.sizes());
-  const std::vector<int64_t> cutting = cutting_of(self, taken, taken ? self.size(taken->dim) : 0);
-  const auto decision = decide_exchange(op, stack, cutting, [&](const Decision* rule) -> std::optional<HaloChoice> {
-    const SpecPtr& source = spec_of(self);
-    const bool few = kSelect || taken->count <= num_ranks(*source, cutting);
-    Placements placements = as_addends(source->placements());
-    if (few) placements = whole_along(std::move(placements), cutting);
-    const HaloDim dim{taken->dim, sliced(taken->start, taken->count, taken->step), {}};
-    const HaloRequest request{source, resized(source, placements, taken->dim, taken->count), {dim}};
-    if (kSelect) {
-      for (Placement& p : placements) {
-        if (!p.is_sharded() || p.dim() < taken->dim) continue;
-        p = p.dim() == taken->dim ? Replicate() : with_dim(p, p.dim() - 1);  // a single rank has the index
-      }
-    }
-    return HaloChoice{request, rule->outputs[0]->with_placements(placements)};
-  });
-  if (!decision) return dispatch_by_rule(op, stack);
-  const at::Tensor view = make_lazy_slice({op, self, decision->result, taken->start * self.stride(taken->dim), cutting,
-                                           decision->plan, kSelect ? taken->dim : -1, call_cause(op, "self", self)});
-  return_tensors(op, stack, {view});
-}
-
 // slice_backward(grad_output, input_sizes, dim, start, end, step).
 void slice_backward(const c10::OperatorHandle& op, Stack& stack) {
   const Arguments args(op, stack);
@@ -132,7 +50,8 @@ void slice_backward(const c10::OperatorHandle& op, Stack& stack) {
   const std::vector<int64_t> sizes = args["input_sizes"].toIntVector();
   const auto taken = taken_by_slice(args, sizes);
   if (args.out().defined()) return dispatch_by_rule(op, stack);
-  const std::vector<int64_t> cutting = cutting_of(grad, taken, taken ? sizes[taken->dim] : 0);
+  const bool may_lack = is_dtensor(grad) && taken;
+  const auto cutting = may_lack ? cutting_mesh_dims(*spec_of(grad), {taken->dim}) : std::vector<int64_t>();
   const auto decision = decide_exchange(op, stack, cutting, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr& given = spec_of(grad);
     const SpecPtr result = rule->outputs[0]->with_placements(as_addends(given->placements()));
@@ -215,8 +134,6 @@ void unfold_backward(const c10::OperatorHandle& op, Stack& stack) {
 }  // namespace
 
 const RuleFamily halo_slices_handlers("halo_slices", [](RuleRegistry& registry) {
-  registry.add_handler("aten::slice.Tensor", take_part<false>);
-  registry.add_handler("aten::select.int", take_part<true>);
   registry.add_handler("aten::slice_backward", slice_backward);
   registry.add_handler("aten::unfold", unfold);
   registry.add_handler("aten::unfold_backward", unfold_backward);

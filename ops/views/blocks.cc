@@ -221,6 +221,13 @@ void slice_at_borders(OpRule& rule) {
   };
 }
 
+bool is_at_borders(const Spec& spec, int64_t dim, int64_t start, int64_t count, int64_t step) {
+  for (int64_t m = 0; step == 1 && m < spec.mesh().ndim(); ++m) {
+    if (const auto blocks = blocks_of(spec, m, dim)) return lies_on_borders({start, start + count}, blocks->size);
+  }
+  return false;
+}
+
 void slice_backward_at_borders(OpRule& rule) {
   add_strategy(rule, slice_backward_strategy);
   rule.local = [otherwise = std::move(rule.local)](const LocalCall& call, torch::jit::Stack& stack) {

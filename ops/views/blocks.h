@@ -12,6 +12,8 @@
 namespace dtensor::internal {
 
 void slice_at_borders(OpRule& rule);
+// Whether that strategy serves the slice of `count` indices of `dim`, start, start + step, ...: it moves nothing.
+bool is_at_borders(const Spec& spec, int64_t dim, int64_t start, int64_t count, int64_t step);
 void slice_backward_at_borders(OpRule& rule);
 void split_at_borders(OpRule& rule);
 void cat_at_borders(OpRule& rule);
