@@ -268,6 +268,9 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   if (CallHook* hook = CallHook::watching()) when_done = hook->before_call(info, args);
   if (info.handler == nullptr && info.resolve().rule) {
     run_by_rule(info, *stack);
+  } else if (info.handler != nullptr && info.is_view) {  // writes nothing, and does no work to report
+    note_parameters(info, args);
+    info.handler(op, *stack);
   } else {
     const CallWithoutRule work(info, args);
     info.handler == nullptr ? run_by_rule(info, *stack) : dispatch_to_handler(info, op, *stack);
