@@ -205,7 +205,7 @@ Slice slice_of(const c10::OperatorHandle& op, const Stack& stack, const SpecPtr&
   Slice slice = make_slice(source, taken, selects);
   if (slice.window) {
     const auto args = torch::jit::last(stack, op.schema().arguments().size());
-    strategy_cache(world).check_open(OpCall::make(c10::toString(op.operator_name()), {source}, args.vec()).to_string());
+    strategy_cache(world).check_open(OpCall::make(c10::toString(op.operator_name()), {source}, args.vec()));
   }
   memo.insert(key, slice, {source});
   return slice;
