@@ -73,30 +73,33 @@ struct LocalStorage {
   LocalStorage& operator=(const LocalStorage&) = delete;
   std::shared_ptr<const void> use_of_world;  // keeps the meter and the caches alive
   MemoryHold hold;
-  std::atomic<uint64_t> writes{0};
-  // Of a copied view, which could not share its base's memory: a ViewOrigin (views/copied_view.h). Else null.
-  std::shared_ptr<StorageObserver> observer;
-  // Views or other handles share the memory, or did: replacing the contents of one of them would separate them. (The
-  // same on all ranks, unlike a count of present users.)
-  std::atomic<bool> shared{false};
-  // Of a parameter: a leaf that requires grad, and whose gradient gets its layout.
-  std::atomic<bool> is_parameter{false};
-  // What dispatch() asks of a parameter or buffer because of its module; null: nothing.
-  std::shared_ptr<const ModuleTraits> module_traits;
-  // The parallel style of a parameter's module, which operators follow above autograd; null: none.
-  std::shared_ptr<AppliedStyle> style;
-  // The parameters whose gradients are reduced with that of this one, by set_gradient_buckets(); null: those that
-  // arrive next to it.
-  std::shared_ptr<const LeafGroup> gradient_bucket;
-  // The user may write to the local tensors unseen by the library: nothing derived from them is cached. Set by
-  // from_local() and mutable_local_tensors(), which all ranks call alike; reading local tensors does not set it.
-  std::atomic<bool> user_may_write{false};
+  std::vector<DeclaredWidth> ghost_widths;  // kept by writes; guarded by cache_mutex
   // Copies of these tensors in other layouts, and other facts about them; guarded by cache_mutex. Null: none so far.
   std::mutex cache_mutex;
   std::shared_ptr<StorageCache> cache;
-  std::atomic<bool> has_entries{false};     // StorageCache::entries are not empty: most writes need no lock
-  std::atomic<bool> has_base{false};        // StorageCache::base is set, once and for all
-  std::vector<DeclaredWidth> ghost_widths;  // kept by writes; guarded by cache_mutex
+  // The parameters whose gradients are reduced with that of this one, by set_gradient_buckets(); null: those that
+  // arrive next to it.
+  std::shared_ptr<const LeafGroup> gradient_bucket;
+  // The parallel style of a parameter's module, which operators follow above autograd; null: none.
+  std::shared_ptr<AppliedStyle> style;
+
+  // What most calls read is at the end, close to what they read of DTensorMeta, in few cache lines.
+
+  std::atomic<bool> has_base{false};  // StorageCache::base is set, once and for all
+  // Views or other handles share the memory, or did: replacing the contents of one of them would separate them. (The
+  // same on all ranks, unlike a count of present users.)
+  std::atomic<bool> shared{false};
+  // The user may write to the local tensors unseen by the library: nothing derived from them is cached. Set by
+  // from_local() and mutable_local_tensors(), which all ranks call alike; reading local tensors does not set it.
+  std::atomic<bool> user_may_write{false};
+  // Of a parameter: a leaf that requires grad, and whose gradient gets its layout.
+  std::atomic<bool> is_parameter{false};
+  std::atomic<bool> has_entries{false};  // StorageCache::entries are not empty: most writes need no lock
+  std::atomic<uint64_t> writes{0};
+  // Of a copied view, which could not share its base's memory: a ViewOrigin (views/copied_view.h). Else null.
+  std::shared_ptr<StorageObserver> observer;
+  // What dispatch() asks of a parameter or buffer because of its module; null: nothing.
+  std::shared_ptr<const ModuleTraits> module_traits;
 };
 
 // Whether memory is viewed conjugated, or negated. A distributed tensor has no such bits itself, its local tensors have
@@ -118,16 +121,14 @@ struct DTensorMeta final : c10::BackendMeta {
       : spec(std::move(layout)),
         locals(std::move(parts)),
         storage(std::move(memory)),
-        arriving(std::move(work)),
-        is_beside_storage(beside_storage) {}
+        is_beside_storage(beside_storage),
+        arriving(std::move(work)) {}
   // Only destroys an object beside its storage: that allocation is freed when the last alias releases `storage`.
   void operator delete(DTensorMeta* meta, std::destroying_delete_t);
 
   SpecPtr spec;
   RankTensors locals;  // one per spec->mesh().local_ranks()
   std::shared_ptr<LocalStorage> storage;
-  std::shared_ptr<const std::string> name;  // a parameter's path in its module, or null
-  std::shared_ptr<CommWork> arriving;       // fills in the locals, or null
   // The locals are arriving, or a copied view's, or in host memory of ranks on GPUs.
   bool may_need_sync = false;
 
@@ -135,11 +136,13 @@ struct DTensorMeta final : c10::BackendMeta {
   bool laid_out_by_engine = false;
   // As CallContext::factory_inputs, until a write.
   bool from_factory = false;
-  TensorHints hints;  // from the operator that made it
   // Conjugation and negation relative to the first tensor of that memory, by the view operators between the two.
   // Recorded so that ranks with empty parts have it, too.
   ConjNegBits seen;
   const bool is_beside_storage;
+  TensorHints hints;                        // from the operator that made it
+  std::shared_ptr<CommWork> arriving;       // fills in the locals, or null
+  std::shared_ptr<const std::string> name;  // a parameter's path in its module, or null
 };
 
 // Waits for a collective that is filling in the locals, as the call that began it would have: below autograd, on plain
