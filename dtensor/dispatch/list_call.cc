@@ -1,5 +1,7 @@
 #include "dtensor/dispatch/list_call.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <deque>
 #include <utility>
 
@@ -17,14 +19,13 @@
 #include "propagation/strategy_cache.h"
 
 namespace dtensor::internal {
-class ListCall::Known {
- public:
-  // Null: not asked for yet.
-  const Decision*& operator[](const CacheKey& key) { return decisions_[key]; }
+namespace {
 
- private:
-  absl::flat_hash_map<CacheKey, const Decision*, CacheKeyHash> decisions_;
-};
+// Bits of a word beside the address of the spec and hints_of(): the tensor's layout may change with the write.
+constexpr uint64_t kHasMutableLayout = 4;
+static_assert(alignof(Spec) > kHasMutableLayout && kIsUnwrittenFactoryResult == 2);  // the bits do not meet
+
+}  // namespace
 
 void ListCall::add(c10::ArrayRef<at::Scalar> numbers) {
   args_.push_back({.values = std::vector<c10::IValue>(numbers.begin(), numbers.end()), .count = numbers.size()});
@@ -51,19 +52,28 @@ bool ListCall::read_arguments() {
     const bool is_absent = args_[a].tensors == nullptr && element_.args[a].kind != ArgSlot::Kind::kStatic;
     if (is_absent) return false;
   }
-  while (first_tensor_ < args_.size() && args_[first_tensor_].tensors == nullptr) ++first_tensor_;
-  return any && first_tensor_ < args_.size();
+  for (size_t a = args_.size(); a-- > 0;) {
+    if (args_[a].tensors == nullptr) continue;
+    first_tensor_ = a;
+    ++num_tensors_;
+  }
+  return any && num_tensors_ > 0;
 }
 
-void ListCall::check_hooks(const Tensors& tensors) const {
-  Inputs in;
-  in.has_module_traits = true;
-  for (size_t a = 0; a < args_.size(); ++a) {
-    if (element_.args[a].kind != ArgSlot::Kind::kTensor) continue;
-    in.tensors.push_back(*tensors[in.tensors.size()]);
-    in.args.push_back(static_cast<uint16_t>(a));
+void ListCall::check_hooks() const {
+  for (size_t n = 0; n < count_; ++n) {
+    const Tensors tensors = tensors_of(n);
+    const auto has_traits = [](const at::Tensor* t) { return meta_without_sync(*t).storage->module_traits != nullptr; };
+    if (std::none_of(tensors.begin(), tensors.end(), has_traits)) continue;
+    Inputs in;
+    in.has_module_traits = true;
+    for (size_t a = 0; a < args_.size(); ++a) {
+      if (element_.args[a].kind != ArgSlot::Kind::kTensor) continue;
+      in.tensors.push_back(*tensors[in.tensors.size()]);
+      in.args.push_back(static_cast<uint16_t>(a));
+    }
+    check_hooks_ran(element_, in);
   }
-  check_hooks_ran(element_, in);
 }
 
 std::shared_ptr<const Decision> ListCall::find_decision(size_t n, const Tensors& tensors, bool mutable_layout) {
@@ -98,36 +108,50 @@ ListCall::Tensors ListCall::tensors_of(size_t n) const {
   return tensors;
 }
 
-bool ListCall::decide(size_t n, Known& known) {
-  CacheKey key;
-  bool has_module_traits = false;
-  for (size_t a = 0; a < args_.size(); ++a) {
-    const Argument& arg = args_[a];
-    if (arg.tensors == nullptr) {
-      if (arg.count != kNoList) append_argument(key, *resolved_, a, arg.values[n]);
-      continue;
-    }
+bool ListCall::read_tensors(size_t a, size_t i) {
+  Argument& arg = args_[a];
+  arg.parts.resize(arg.count == kNoList ? 1 : count_);
+  for (size_t n = 0; n < count_; ++n) {
     const at::Tensor& t = arg.tensor(n);
     if (!is_dtensor(t)) return false;
     const DTensorMeta& meta = meta_without_sync(t);
+    LocalStorage* const memory = meta.storage.get();
     const uint64_t hints = hints_of(meta);
     // The first write to a tensor from a factory changes hints of later calls.
     if (is_special(meta) || (writes_ && (hints & kIsUnwrittenFactoryResult) != 0)) return false;
-    has_module_traits |= meta.storage->module_traits != nullptr;
-    static_assert(alignof(Spec) >= 4 && kIsUnwrittenFactoryResult == 2);  // the bits do not meet
-    key.push_back(reinterpret_cast<uintptr_t>(meta.spec.get()) | hints);
+    has_module_traits_ |= memory->module_traits != nullptr;
+    arg.parts[arg.count == kNoList ? 0 : n] = meta.locals.data();
+    uint64_t* const words = &words_[n * num_tensors_];
+    words[i] = reinterpret_cast<uintptr_t>(meta.spec.get()) | hints;
+    if (i == 0) {
+      firsts_[n] = memory;
+      if (writes_ && meta.laid_out_by_engine && has_mutable_layout(t)) words[0] |= kHasMutableLayout;
+    } else if (memory == firsts_[n]) {  // as has_own_mutable_layout()
+      words[0] &= ~kHasMutableLayout;
+    }
   }
-  if (has_module_traits) check_hooks(tensors_of(n));
-  const bool mutable_layout =
-      writes_ && meta_without_sync(first_tensor(n)).laid_out_by_engine && has_own_mutable_layout(tensors_of(n));
-  key.push_back(mutable_layout);
-  const Decision*& decision = known[key];
-  if (decision == nullptr) {
-    kept_.push_back(find_decision(n, tensors_of(n), mutable_layout));
-    decision = kept_.back().get();
+  return true;
+}
+
+bool ListCall::find_decisions() {
+  absl::flat_hash_map<CacheKey, const Decision*, CacheKeyHash> known;
+  CacheKey key;
+  for (size_t n = 0; n < count_; ++n) {
+    key.assign(words_.begin() + static_cast<std::ptrdiff_t>(n * num_tensors_),
+               words_.begin() + static_cast<std::ptrdiff_t>((n + 1) * num_tensors_));
+    for (size_t a = 0; a < args_.size(); ++a) {
+      const Argument& arg = args_[a];
+      if (arg.tensors == nullptr && arg.count != kNoList) append_argument(key, *resolved_, a, arg.values[n]);
+    }
+    const Decision*& decision = known[key];
+    if (decision == nullptr) {
+      kept_.push_back(find_decision(n, tensors_of(n), (key[0] & kHasMutableLayout) != 0));
+      decision = kept_.back().get();
+    }
+    if (decision == nullptr) return false;
+    decisions_[n] = decision;
   }
-  decisions_.push_back(decision);
-  return decision != nullptr;
+  return true;
 }
 
 bool ListCall::decide() {
@@ -137,32 +161,32 @@ bool ListCall::decide() {
   writes_ = element_.args[first_tensor_].written;
   if (writes_ && CallHook::watching() != nullptr) return false;
   if (resolved_->rule->uses_gradient_target && in_backward()) return false;
-  decisions_.reserve(count_);
-  Known known;
-  for (size_t n = 0; n < count_; ++n) {
-    if (!decide(n, known)) return false;
+  words_.resize(count_ * num_tensors_);
+  firsts_.resize(count_);
+  decisions_.resize(count_);
+  for (size_t a = 0, i = 0; a < args_.size(); ++a) {
+    if (args_[a].tensors != nullptr && !read_tensors(a, i++)) return false;
   }
+  if (has_module_traits_) check_hooks();
+  if (!find_decisions()) return false;
   // Kernels of a device may compute the tensors of a list at the same time.
   return !writes_ || first_tensor(0).is_cpu() || !writes_one_memory_twice();
 }
 
 bool ListCall::writes_one_memory_twice() const {
-  absl::flat_hash_set<const LocalStorage*> written;
-  for (size_t n = 0; n < count_; ++n) {
-    if (!written.insert(meta_without_sync(first_tensor(n)).storage.get()).second) return true;
-  }
-  return false;
+  return absl::flat_hash_set<const LocalStorage*>(firsts_.begin(), firsts_.end()).size() < count_;
 }
 
 BorrowedTensors ListCall::local_list(size_t a, size_t r) const {
   BorrowedTensors list;
   list.reserve(count_);
-  for (size_t n = 0; n < count_; ++n) list.add(local_of(args_[a].tensors[n], r));
+  for (const at::Tensor* parts : args_[a].parts) list.add(parts[r]);
   return list;
 }
 
 void ListCall::note_writes() const {
-  for (size_t n = 0; writes_ && n < count_; ++n) mark_written(*meta_without_sync(first_tensor(n)).storage);
+  if (!writes_) return;
+  for (LocalStorage* memory : firsts_) mark_written(*memory);
 }
 
 // As if `element` had run for one tensor of the lists after the other.

@@ -75,7 +75,7 @@ class ListCall {
   std::vector<at::Tensor> run(const std::function<std::vector<at::Tensor>(size_t r)>& call_op) const;
   // Argument a on local rank r, a list or one tensor.
   BorrowedTensors local_list(size_t a, size_t r) const;
-  const at::Tensor& local_tensor(size_t a, size_t r) const { return local_of(*args_[a].tensors, r); }
+  const at::Tensor& local_tensor(size_t a, size_t r) const { return args_[a].parts[0][r]; }
   bool is_list(size_t a) const { return args_[a].count != kNoList; }
 
  private:
@@ -87,20 +87,20 @@ class ListCall {
     c10::IValue value = {};
     std::vector<c10::IValue> values = {};  // of a list
     size_t count = kNoList;                // of a list: the same for all calls of `element` if it is none
+    // By tensor, those of the local ranks: found once, as reading tensors again takes most of a call's time.
+    std::vector<const at::Tensor*> parts = {};
 
     const at::Tensor& tensor(size_t n) const { return tensors[count == kNoList ? 0 : n]; }
     const c10::IValue& value_of(size_t n) const { return count == kNoList ? value : values[n]; }
   };
 
-  // Decisions of calls of `element`, by what they depend on and differ in.
-  class Known;
-
-  static const at::Tensor& local_of(const at::Tensor& t, size_t r) { return meta_without_sync(t).locals[r]; }
   bool read_arguments();
   Tensors tensors_of(size_t n) const;  // of the n-th call
-  bool decide(size_t n, Known& known);
+  // Fills in what is below of argument a, which is the i-th one of tensors. False: decide() is.
+  bool read_tensors(size_t a, size_t i);
+  bool find_decisions();
   bool writes_one_memory_twice() const;
-  void check_hooks(const Tensors& tensors) const;
+  void check_hooks() const;
   std::shared_ptr<const Decision> find_decision(size_t n, const Tensors& tensors, bool mutable_layout);
   void note_writes() const;
   void report_works() const;
@@ -114,6 +114,10 @@ class ListCall {
   size_t first_tensor_ = 0;  // the first argument that is a tensor of `element`
   bool writes_ = false;      // to that argument
   DeviceMesh mesh_;
+  size_t num_tensors_ = 0;                             // of a call
+  std::vector<uint64_t> words_;                        // what decisions depend on, a word per tensor, call by call
+  bool has_module_traits_ = false;                     // some tensor has
+  std::vector<LocalStorage*> firsts_;                  // the memory of the first tensor of each call
   std::vector<std::shared_ptr<const Decision>> kept_;  // keeps decisions_ alive
   std::vector<const Decision*> decisions_;             // by call of `element`
 };
