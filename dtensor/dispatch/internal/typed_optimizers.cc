@@ -26,43 +26,74 @@
 namespace dtensor::internal {
 namespace {
 
+// A tensor's parts on the local ranks.
+struct Parts {
+  const at::Tensor* first = nullptr;
+  LocalStorage* storage = nullptr;  // null: a plain tensor, which all ranks have
+
+  const at::Tensor& on(size_t r) const { return storage != nullptr ? first[r] : *first; }
+};
+
 struct List {
   at::TensorList tensors;
   bool written = false;
+  std::vector<Parts> parts = {};  // found once, as reading tensors again takes most of a call's time
 };
 
 // Those of a call, the parameters first.
 using Lists = absl::InlinedVector<List, 6>;
 
-// Whether the parts of `param` can be updated: it is on the mesh of `first`, has elements of its own, and its parts are
-// up to date.
-bool is_ordinary(const at::Tensor& param, const at::Tensor& first) {
-  if (!is_dtensor(param) || !is_dtensor(first)) return false;
-  const DTensorMeta& meta = meta_without_sync(param);
-  return !is_special(meta) && !meta.spec->has_partial() && meta.spec->mesh() == spec_of(first)->mesh();
+// Whether the parts of `param` can be updated on `mesh`: it has elements of its own, and its parts are up to date.
+bool is_ordinary(const DTensorMeta& param, const DeviceMesh& mesh) {
+  return !is_special(param) && !param.spec->has_partial() && param.spec->mesh() == mesh;
 }
 
-// Whether `t` needs no move next to `param`: it has the same layout, or is one number, which all ranks have.
-bool fits(const at::Tensor& t, const at::Tensor& param) {
-  if (is_dtensor(t) && (is_special(meta_without_sync(t)) || spec_of(t)->mesh() != spec_of(param)->mesh())) return false;
-  if (is_dtensor(t) && spec_of(t) == spec_of(param)) return true;
-  return t.defined() && t.numel() == 1 && t.sizes() != param.sizes() && (!is_dtensor(t) || spec_of(t)->is_replicated());
+// Whether `t` needs no move next to `param`, of which it has not the layout: it is one number, which all ranks have.
+bool is_number(const at::Tensor& t, const at::Tensor& param) {
+  if (!t.defined() || t.numel() != 1 || t.sizes() == param.sizes()) return false;
+  return !is_dtensor(t) || (spec_of(t)->is_replicated() && spec_of(t)->mesh() == spec_of(param)->mesh());
 }
 
-bool all_fit(const Lists& lists) {
-  const at::TensorList params = lists[0].tensors;
-  if (params.empty()) return false;
-  for (const at::Tensor& param : params) {
-    if (!is_ordinary(param, params[0])) return false;
+// Fills in the parts of `list`, and their layouts. False: not all of them can be updated without a move.
+bool find_parameters(List& list, std::vector<const Spec*>& specs) {
+  if (list.tensors.empty() || !is_dtensor(list.tensors[0])) return false;
+  const DeviceMesh& mesh = spec_of(list.tensors[0])->mesh();
+  list.parts.resize(list.tensors.size());
+  specs.resize(list.tensors.size());
+  for (size_t n = 0; n < specs.size(); ++n) {
+    const at::Tensor& t = list.tensors[n];
+    if (!is_dtensor(t)) return false;
+    const DTensorMeta& meta = meta_without_sync(t);
+    if (!is_ordinary(meta, mesh)) return false;
+    list.parts[n] = {meta.locals.data(), meta.storage.get()};
+    specs[n] = meta.spec.get();
   }
-  for (const List& list : lists) {
-    if (list.tensors.empty()) continue;
-    if (list.tensors.size() != params.size()) return false;
-    for (size_t n = 0; n < params.size(); ++n) {
-      if (!fits(list.tensors[n], params[n])) return false;
+  return true;
+}
+
+// The same for another list, which may be empty, beside parameters with these layouts.
+bool find_parts(List& list, at::TensorList params, const std::vector<const Spec*>& specs) {
+  if (list.tensors.empty()) return true;
+  if (list.tensors.size() != params.size()) return false;
+  list.parts.resize(params.size());
+  for (size_t n = 0; n < params.size(); ++n) {
+    const at::Tensor& t = list.tensors[n];
+    if (is_dtensor(t)) {
+      const DTensorMeta& meta = meta_without_sync(t);
+      if (is_special(meta) || (meta.spec.get() != specs[n] && !is_number(t, params[n]))) return false;
+      list.parts[n] = {meta.locals.data(), meta.storage.get()};
+    } else {
+      if (!is_number(t, params[n])) return false;
+      list.parts[n] = {&t, nullptr};
     }
   }
   return true;
+}
+
+bool find_parts(Lists& lists) {
+  std::vector<const Spec*> specs;
+  const auto fits = [&](List& list) { return find_parts(list, lists[0].tensors, specs); };
+  return find_parameters(lists[0], specs) && std::all_of(lists.begin() + 1, lists.end(), fits);
 }
 
 void note_parameters(const OpInfo& info, const Lists& lists) {
@@ -73,26 +104,30 @@ void note_parameters(const OpInfo& info, const Lists& lists) {
   }
 }
 
-const at::Tensor& part_of(const at::Tensor& t, size_t r) { return is_dtensor(t) ? meta_without_sync(t).locals[r] : t; }
-
-// The parts of `list` on local rank r that belong to parameters with elements there.
-BorrowedTensors parts_of(at::TensorList list, at::TensorList params, size_t r) {
-  BorrowedTensors parts;
-  parts.reserve(list.size());
-  for (size_t n = 0; n < list.size(); ++n) {
-    if (part_of(params[n], r).numel() > 0) parts.add(part_of(list[n], r));
+// The numbers of the parameters that have elements on local rank r.
+std::vector<size_t> with_elements(const List& params, size_t r) {
+  std::vector<size_t> found;
+  found.reserve(params.parts.size());
+  for (size_t n = 0; n < params.parts.size(); ++n) {
+    if (params.parts[n].on(r).numel() > 0) found.push_back(n);
   }
-  return parts;
+  return found;
 }
 
-bool has_elements(at::TensorList params, size_t r) {
-  return std::any_of(params.begin(), params.end(), [r](const at::Tensor& t) { return part_of(t, r).numel() > 0; });
+// The parts on local rank r of those of `list`, which may be empty.
+BorrowedTensors parts_of(const List& list, const std::vector<size_t>& numbers, size_t r) {
+  BorrowedTensors parts;
+  if (list.parts.empty()) return parts;
+  parts.reserve(numbers.size());
+  for (const size_t n : numbers) parts.add(list.parts[n].on(r));
+  return parts;
 }
 
 void note_writes(const Lists& lists) {
   for (const List& list : lists) {
-    for (const at::Tensor& t : list.tensors) {
-      if (list.written && is_dtensor(t)) mark_written(*meta_without_sync(t).storage);
+    if (!list.written) continue;
+    for (const Parts& parts : list.parts) {
+      if (parts.storage != nullptr) mark_written(*parts.storage);
     }
   }
 }
@@ -120,31 +155,38 @@ struct TypedOptimizer<Op, void(Args...)> {
     const bool is_seen = CallHook::watching() != nullptr || is_heard() || calls_are_decided_otherwise();
     if (!is_seen && is_plain) {
       note_parameters(info, lists);
-      if (all_fit(lists)) return run(lists, args...);
+      if (find_parts(lists)) return run(lists, args...);
     }
     boxed_kernel().call<void, Args...>(op, keys, std::forward<Args>(args)...);
   }
 
  private:
   static void run(const Lists& lists, Args... args) {
-    const at::TensorList params = lists[0].tensors;
-    const auto local_of = [&](const auto& arg, size_t r) -> decltype(auto) {
-      if constexpr (std::is_same_v<std::decay_t<decltype(arg)>, at::TensorList>) {
-        return parts_of(arg, params, r);
-      } else {
-        return (arg);
-      }
-    };
     try {
       LocalGuard guard;
-      for (size_t r = 0; r < meta_without_sync(params[0]).locals.size(); ++r) {
-        if (has_elements(params, r)) Op::call(local_of(args, r)...);
+      for (size_t r = 0; r < meta_without_sync(lists[0].tensors[0]).locals.size(); ++r) {
+        const std::vector<size_t> numbers = with_elements(lists[0], r);
+        if (!numbers.empty()) run_on(r, lists, numbers, std::make_index_sequence<sizeof...(Args)>(), args...);
       }
     } catch (...) {
       note_writes(lists);
       throw;
     }
     note_writes(lists);
+  }
+
+  template <size_t... kIndices>
+  static void run_on(size_t r, const Lists& lists, const std::vector<size_t>& numbers, std::index_sequence<kIndices...>,
+                     Args... args) {
+    // The lists come first among the arguments.
+    const auto local_of = [&](size_t a, const auto& arg) -> decltype(auto) {
+      if constexpr (std::is_same_v<std::decay_t<decltype(arg)>, at::TensorList>) {
+        return parts_of(lists[a], numbers, r);
+      } else {
+        return (arg);
+      }
+    };
+    Op::call(local_of(kIndices, args)...);
   }
 };
 
