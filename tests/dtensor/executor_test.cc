@@ -1,5 +1,6 @@
 #include "dtensor/redistribution/internal/executor.h"
 
+#include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
 #include <random>
@@ -83,6 +84,16 @@ std::string check_pair(const at::Tensor& full, const RankTensors& source, const 
   const RankTensors again = run_plan(plan, source, kCause);
   for (size_t i = 0; i < locals.size(); ++i) {
     if (!at::equal(again[i], locals[i])) return absl::StrCat("rank ", i, ": another value the second time");
+  }
+
+  // For an operator that reads the results.
+  const RankTensors read = run_plan_to_read(plan, source, kCause);
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const std::string rank = absl::StrCat("rank ", i, ": ");
+    if (!at::equal(read[i], locals[i])) return rank + "another value to read";
+    if (read[i].scalar_type() != locals[i].scalar_type()) return rank + "another dtype to read";
+    if (!plan.steps.empty() && !read[i].is_contiguous()) return rank + "not contiguous to read";
+    if (!at::equal(source[i], copies[i])) return rank + "reading changed the input";
   }
 
   // The same plan and the same events in an abstract world.
@@ -256,6 +267,20 @@ TEST_CASE("executor: a plan without steps returns its inputs themselves") {
   const RankTensors same = run_plan(*cached_plan(spec, {Replicate(), Shard(0)}), locals, kCause);
   CHECK(same[0].is_same(locals[0]));
   CHECK(same[1].is_same(locals[1]));
+}
+
+TEST_CASE("executor: to be read, a replicated part becomes an addend of a Partial without a copy") {
+  const DeviceMesh mesh(World::local(2), {2});
+  for (const Placement& partial : {Partial(), Partial(ReduceOp::kNorm2)}) {
+    const auto plan = cached_plan(Spec::get(mesh, {Replicate()}, {2, 3}, at::kDouble), {partial});
+    const RankTensors source = {at::ones({2, 3}, at::kDouble), at::ones({2, 3}, at::kDouble)};
+    const RankTensors read = run_plan_to_read(*plan, source, {});
+    CHECK(read[0].is_same(source[0]));
+    CHECK(at::equal(read[1], at::zeros({2, 3}, at::kDouble)));
+    CHECK(at::equal(source[1], at::ones({2, 3}, at::kDouble)));
+    const at::Tensor t = at::ones({3, 2}, at::kDouble).t();
+    CHECK(run_plan_to_read(*plan, {t, t}, {})[0].is_contiguous());
+  }
 }
 
 TEST_CASE("executor: steps count into the world's peak memory, the input does not") {

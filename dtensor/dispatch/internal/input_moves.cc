@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "comm/scope.h"
 #include "dtensor/layout_cache/cached_layouts.h"
@@ -267,7 +268,10 @@ std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> ca
       const Input input{&calls[c], k, travelling(t, *plan), &result[c][k], plan};
       moved.push_back(input);
       if (plan->is_local()) {
-        result[c][k] = run_plan(*plan, meta_for_read(input.travelling).locals, {});
+        const RankTensors& locals = meta_for_read(input.travelling).locals;
+        const bool only_reads =
+            !info.is_view && absl::c_none_of(info.args, [](const OpInfo::Arg& arg) { return arg.written; });
+        result[c][k] = only_reads ? run_plan_to_read(*plan, locals, {}) : run_plan(*plan, locals, {});
       } else {
         communicating.push_back(input);
       }

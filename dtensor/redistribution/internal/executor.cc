@@ -1,5 +1,6 @@
 #include "dtensor/redistribution/internal/executor.h"
 
+#include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -100,6 +101,26 @@ RankTensors wrapped(const RedistributePlan& plan, RankTensors locals) {
   return locals;
 }
 
+// Whether all that the steps change are parts that become zero, in place.
+bool only_adds_zeros(const RedistributePlan& plan) {
+  const auto adds_zeros = [](const RedistributeStep& step) {
+    return step.kind == RedistributeStep::Kind::kFill && (step.op == ReduceOp::kSum || step.op == ReduceOp::kNorm2);
+  };
+  return !plan.steps.empty() && std::all_of(plan.steps.begin(), plan.steps.end(), adds_zeros) &&
+         !plan.from.is_boxes() && !plan.to.is_boxes() && plan.from.mesh() == plan.to.mesh();
+}
+
+// Whether `locals` have the layout plan.from. REQUIRES: that one has no boxes.
+bool are_parts(const RedistributePlan& plan, const PlanSchedule& schedule, const RankTensors& locals) {
+  if (locals.size() != schedule.inputs.size()) return false;
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const Shape& sizes = schedule.inputs[i][0];
+    const bool is_part = locals[i].sizes() == c10::IntArrayRef(sizes.data(), sizes.size());
+    if (!is_part || locals[i].scalar_type() != plan.tensor.dtype) return false;
+  }
+  return true;
+}
+
 // Reorders pieces from the order of `ranks` to that of `wanted`.
 RankPieces for_ranks(const std::vector<int64_t>& ranks, RankPieces pieces, const std::vector<int64_t>& wanted,
                      int64_t world_size) {
@@ -124,6 +145,24 @@ RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const Com
   return wrapped(plan, by_gpus(plan, std::move(locals), [&](RankTensors on_devices) {
                    return as_tensors(run_all(PlanRun(plan, as_pieces(std::move(on_devices))), cause));
                  }));
+}
+
+RankTensors run_plan_to_read(const RedistributePlan& plan, RankTensors locals, const CommCause& cause) {
+  if (!only_adds_zeros(plan) || plan.tensor.wrapped_number || travels_from_host(plan, locals))
+    return run_plan(plan, std::move(locals), cause);
+  const std::shared_ptr<const PlanSchedule> schedule = schedule_of(plan);
+  if (!are_parts(plan, *schedule, locals)) return run_plan(plan, std::move(locals), cause);  // the error
+  LocalGuard guard;
+  for (size_t k = 0; k < plan.steps.size(); ++k) {
+    const StepSchedule& s = schedule->steps[k];
+    for (size_t i = 0; i < locals.size(); ++i) {
+      if (s.group->position_of[s.ranks[i]] != 0) locals[i] = at::zeros_like(locals[i], at::MemoryFormat::Contiguous);
+    }
+    // As of run_step(), on a rank that is not the first.
+    plan.from.world().memory().touch(plan.steps[k].peak_bytes - (k == 0 ? schedule->input_bytes : 0));
+  }
+  for (at::Tensor& local : locals) local = local.contiguous();
+  return locals;
 }
 
 RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors locals, const CommCause& cause,

@@ -22,9 +22,12 @@ namespace dtensor::internal {
 
 // Between meshes: one tensor per from.mesh().local_ranks() in, one per to.mesh().local_ranks() out.
 RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause);
-// The same, but returns when the last communicating step has begun, if the backend can run asynchronously. Then it
-// leaves in `work` what to wait for before the result is used, including the local steps after it; the last local
-// step's outputs are allocated at once.
+// The same for an operator that only reads the results: a rank whose part a local step leaves as it is, as the first
+// one of a Partial made of a replicated tensor, may get the given tensor.
+RankTensors run_plan_to_read(const RedistributePlan& plan, RankTensors locals, const CommCause& cause);
+// The same as run_plan(), but returns when the last communicating step has begun, if the backend can run
+// asynchronously. Then it leaves in `work` what to wait for before the result is used, including the local steps after
+// it; the last local step's outputs are allocated at once.
 RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors locals, const CommCause& cause,
                        std::shared_ptr<CommWork>& work);
 
