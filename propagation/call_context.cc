@@ -91,9 +91,14 @@ bool CallContext::has_same_hints(size_t a, size_t b) const {
 }
 
 void CallContext::append_to_key(CacheKey& key) const {
-  const bool any = is_set(*this);
-  key.push_back(any);
-  if (any) append_hint(key, *this);
+  std::apply(
+      [&](const auto&... member) {
+        uint64_t those_set = 0, bit = 1;
+        ((those_set |= is_set(member) ? bit : 0, bit <<= 1), ...);
+        key.push_back(those_set);
+        ((is_set(member) ? append_hint(key, member) : void()), ...);
+      },
+      members());
 }
 
 namespace internal {

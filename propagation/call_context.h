@@ -85,7 +85,7 @@ struct CallContext {
 
   // All of it, for the strategy cache. The cached decision keeps the context, so that ids of specs stay theirs.
   void append_to_key(CacheKey& key) const;
-  static void append_none_to_key(CacheKey& key) { key.push_back(false); }  // the same for one without any hint
+  static void append_none_to_key(CacheKey& key) { key.push_back(0); }  // the same for one without any hint
 };
 
 namespace internal {

@@ -35,12 +35,33 @@ bool DirectCall::has_ordinary_tensors() const {
   return true;
 }
 
+namespace {
+
+// The context of a call that may change the layout of its first tensor, and nothing else.
+CallContext with_mutable_first() {
+  CallContext context;
+  context.mutable_layouts.push_back(0);
+  return context;
+}
+
+CacheKey key_of(const CallContext& context) {
+  CacheKey key;
+  context.append_to_key(key);
+  return key;
+}
+
+}  // namespace
+
 void DirectCall::add_context(bool scoped) {
   const bool changes_layout = info_.args[0].written && has_own_mutable_layout(tensors_);
   begin_key(key_, *resolved_);
-  if (!changes_layout && !scoped && has_no_hints(info_, tensors_)) return CallContext::append_none_to_key(key_);
-  CallContext context;
-  if (changes_layout) context.mutable_layouts.push_back(0);
+  if (!scoped && has_no_hints(info_, tensors_)) {
+    if (!changes_layout) return CallContext::append_none_to_key(key_);
+    static const CacheKey first_changes = key_of(with_mutable_first());
+    key_.append(first_changes.begin(), first_changes.end());
+    return;
+  }
+  CallContext context = changes_layout ? with_mutable_first() : CallContext();
   note_context(info_, tensors_, context);
   context.append_to_key(key_);
 }
