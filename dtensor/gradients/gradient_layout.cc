@@ -151,6 +151,11 @@ bool is_leaf_parameter(const at::Tensor& t) {
 
 void keep_gradient_layout(const at::Tensor& leaf) {
   if (!is_leaf_parameter(leaf)) return;
+  const auto sink = torch::autograd::impl::try_get_grad_accumulator(leaf);
+  // An optimizer's call: no graph has the leaf, and this call makes none. Whether the user's hooks discarded ours is
+  // asked by the next call that does.
+  const bool was_kept = meta_without_sync(leaf).storage->is_parameter.load(std::memory_order_relaxed);
+  if (was_kept && !sink && !c10::GradMode::is_enabled()) return;
   static std::mutex mutex;  // several threads may use a parameter for the first time at once
   std::lock_guard lock(mutex);
   using Hooks = std::vector<std::unique_ptr<torch::autograd::FunctionPreHook>>;
@@ -164,7 +169,6 @@ void keep_gradient_layout(const at::Tensor& leaf) {
   }
   // Again after them: they may change the gradient, and the first hook registered in Python discards those of the
   // tensor.
-  const auto sink = torch::autograd::impl::try_get_grad_accumulator(leaf);
   if (sink && std::none_of(sink->pre_hooks().begin(), sink->pre_hooks().end(), is_ours)) {
     sink->add_pre_hook(std::make_unique<GradientLayoutHook>(leaf, /*before_hooks=*/false));
   }

@@ -132,6 +132,29 @@ TEST_CASE("gradients: reduced once, or when the user calls reduce_gradients") {
   CHECK(same(v.grad(), expected / 2));
 }
 
+// Computes without autograd, as functions of users do.
+struct Twice : torch::autograd::Function<Twice> {
+  static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x * 2; }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list grads) {
+    return {grads[0] * 2};
+  }
+};
+
+TEST_CASE("gradients: keep the layout of a parameter that only calls without autograd see") {
+  const auto mesh = mesh4();
+  auto x = leaf(torch::ones({6, 4}, torch::kDouble), mesh, {Shard(0)});
+  x.register_hook([](const Tensor& g) { return redistribute(g, {Replicate()}); });
+  for (int i = 0; i < 3; ++i) {
+    Twice::apply(x).sum().backward();
+    CHECK(spec_of(x.grad())->placements() == Placements{Shard(0)});
+    CHECK(torch::equal(full_tensor(x.grad()), torch::full({6, 4}, 2., torch::kDouble)));
+    const torch::NoGradGuard as_an_optimizer;
+    x.mul_(1);
+    x.mutable_grad() = Tensor();
+  }
+}
+
 TEST_CASE("gradients: the version counter detects in-place changes of saved tensors") {
   const auto mesh = mesh4();
   auto x = leaf(torch::randn({4, 4}), mesh, {Shard(0)});
