@@ -87,7 +87,7 @@ const std::vector<Operator>& operators() {
   return *all;
 }
 
-// Those that are composed of others. Decided as one, except for reshape.
+// Composite operators, decided as one except for reshape; and two that models call between them.
 const std::vector<Operator>& composites() {
   static const auto* const all = new std::vector<Operator>{
       {"linear of 2 x 4 x 8", 1.5,

@@ -22,13 +22,13 @@ struct WrittenLayoutError : c10::Error {
 
 // For one operator on given specs. Contains no tensors and no values.
 struct Decision {
-  std::shared_ptr<const OpRule> rule;
+  std::shared_ptr<const OpRule> rule;                                // null: of a composite operator decided as one
   std::vector<SpecPtr> computed;                                     // specs that the local kernels see
   std::vector<std::shared_ptr<const RedistributePlan>> input_plans;  // null: input used in its layout
   std::vector<SpecPtr> outputs;                                      // flattened; null: undefined
   std::vector<int> output_counts;                                    // as OutputMetas::counts
   std::vector<int64_t> output_offsets;                               // as OutputMetas::offsets
-  // That was decided, without its generator. Also since the cache's key names specs by id: they live as long as the
+  // That was decided, as to_keep() of it. Also since the cache's key names specs by id: they live as long as the
   // decision, as new ones would have other ids.
   std::shared_ptr<const OpCall> call;
 
@@ -49,5 +49,8 @@ struct Decision {
   // "aten::mm(S(0), R) -> S(0); input 1: S(0) -> R: all_gather(dp) 4096 B"
   std::string explain() const;
 };
+
+// A copy of `call` that keeps its world not in use, and none of the arguments that have a state: generators, objects.
+std::shared_ptr<const OpCall> to_keep(const OpCall& call);
 
 }  // namespace dtensor

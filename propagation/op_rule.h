@@ -85,8 +85,8 @@ struct OpRule {
   // The strategies look at CallContext::gradient_target.
   bool uses_gradient_target = false;
 
-  // `local` does no more than to call the operator, except for integers or if an input or the result is Partial. (A
-  // view's argument `size` may be the local size.) Then calls of the operator may take a typed kernel
+  // `local` does no more than to call the operator, except for integers or empty parts, or if an input or the result is
+  // Partial. (A view's argument `size` may be the local size.) Then calls of the operator may take a typed kernel
   // (dtensor/tensor/typed_operators.h).
   bool local_calls_operator = false;
 };

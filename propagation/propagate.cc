@@ -196,21 +196,12 @@ bool is_direct(const Decision& decision) {
          decision.calls_operator();
 }
 
-// Cached decisions keep nothing that has a state.
-std::shared_ptr<const OpCall> without_generator(const OpCall& call) {
-  auto copy = std::make_shared<OpCall>(call);
-  for (c10::IValue& arg : copy->args) {
-    if (arg.isGenerator()) arg = c10::IValue();
-  }
-  return copy;
-}
-
 std::shared_ptr<const Decision> decision_of(const Problem& problem, const Strategy& choice,
                                             std::shared_ptr<const OpRule> rule) {
   const OpCall& call = problem.call;
   auto decision = std::make_shared<Decision>();
   decision->rule = std::move(rule);
-  decision->call = without_generator(call);
+  decision->call = to_keep(call);
   decision->computed = call.inputs;  // out= arguments: as they are
   for (size_t i = 0; i < choice.inputs.size(); ++i) {
     const SpecPtr& spec = call.inputs[i];
@@ -260,6 +251,22 @@ double Decision::input_seconds() const {
 
 bool Decision::communicates() const {
   return absl::c_any_of(input_plans, [](const auto& plan) { return plan && !plan->is_local(); });
+}
+
+std::shared_ptr<const OpCall> to_keep(const OpCall& call) {
+  const auto has_state = [](const c10::IValue& arg) {
+    return !(arg.isNone() || arg.isScalar() || arg.isBool() || arg.isString() || arg.isDevice() || arg.isList());
+  };
+  auto copy = std::make_shared<OpCall>(call);
+  copy->mesh = call.mesh.idle();
+  for (c10::IValue& arg : copy->args) {
+    if (arg.isList()) {
+      arg = arg.deepcopy();
+    } else if (has_state(arg)) {
+      arg = c10::IValue();
+    }
+  }
+  return copy;
 }
 
 std::string Decision::explain() const {

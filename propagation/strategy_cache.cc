@@ -61,7 +61,8 @@ struct StrategyCache::State {
     return found == index.end() || !found->second->decision->direct ? nullptr : &use(found->second);
   }
 
-  // `evicted`: what the entry replaces, or has no more room, to be destroyed outside the lock.
+  // `evicted` takes the decision that this one replaces and the entries that no longer fit; the caller destroys them
+  // outside the lock.
   void insert(const CacheKey& key, std::shared_ptr<const Decision> decision, Entries& evicted) {
     const auto it = index.find(&key);
     if (it != index.end()) {  // another thread was first
@@ -120,6 +121,7 @@ void StrategyCache::insert(const CacheKey& key, std::shared_ptr<const Decision> 
 void StrategyCache::insert_derived(const CacheKey& key, std::shared_ptr<const Decision> decision) {
   State::Entries evicted;
   std::lock_guard<std::mutex> lock(state_->mutex);
+  if (state_->frozen && state_->entries.size() >= state_->capacity) return;  // what is evicted could not come back
   state_->insert(key, std::move(decision), evicted);
 }
 

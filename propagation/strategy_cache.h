@@ -72,7 +72,8 @@ class StrategyCache {
   // Error (c10::Error) while frozen: the text has the call, so that a serving loop can see which one was new.
   void insert(const CacheKey& key, std::shared_ptr<const Decision> decision);
 
-  // The same while frozen, too: for a decision that follows from others in the cache, so that it planned nothing.
+  // For a decision that followed from others in the cache, so that it planned nothing: also while frozen, but not if
+  // another one would be evicted for it then.
   void insert_derived(const CacheKey& key, std::shared_ptr<const Decision> decision);
 
   // Throws the error of insert(), before anything is run.

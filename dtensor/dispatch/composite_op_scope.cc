@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/any_tensor.h"
-#include "dtensor/dispatch/internal/inner_calls.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
@@ -61,13 +61,6 @@ bool is_expanded_number(const at::Tensor& t) {
 
 }  // namespace
 
-void count_as_given() { ++inner_calls.as_given; }
-
-void run_code_below_autograd(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  count_as_given();
-  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
-}
-
 void run_without_handler(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   c10::DispatchKeySet keys;
   for (const c10::IValue& arg : torch::jit::last(stack, op.schema().arguments().size())) {
@@ -77,7 +70,7 @@ void run_without_handler(const c10::OperatorHandle& op, torch::jit::Stack& stack
   // That key's kernel is a fallthrough, which only the dispatcher knows; tensors have the key in inference mode, too.
   keys = (keys & kBelowThatKey).remove(c10::DispatchKey::ADInplaceOrView);
   // Below autograd the next kernel would be the handler itself.
-  if (keys.highestPriorityTypeId() == kDTensorKey) return run_code_below_autograd(op, stack);
+  if (keys.highestPriorityTypeId() == kDTensorKey) return run_composite_code(op, stack);
   count_as_given();
   op.redispatchBoxed(keys, &stack);
 }

@@ -54,13 +54,6 @@ class CompositeOpScope {
 // between, applies before the operator's own code.
 void run_without_handler(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
-// The same below autograd, where the operator's own code is next.
-void run_code_below_autograd(const c10::OperatorHandle& op, torch::jit::Stack& stack);
-
-// For handlers that compute what the operator itself computes from the local tensors: the composite operator in whose
-// code they run can then be decided as one (internal/inner_calls.h).
-void count_as_given();
-
 // Whether `t` has the same value on every rank whatever made it: a number, or an empty list of numbers.
 bool counts_as_number(const at::Tensor& t);
 

@@ -7,12 +7,12 @@
 #include "absl/algorithm/container.h"
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/composite_op_scope.h"
+#include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/call_writes.h"
 #include "dtensor/dispatch/internal/decide_call.h"
 #include "dtensor/dispatch/internal/gradient_target.h"
-#include "dtensor/dispatch/internal/inner_calls.h"
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/dispatch/internal/module_call.h"
 #include "dtensor/dispatch/internal/on_one_device.h"
@@ -217,7 +217,7 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
 void run_by_rule(const OpInfo& info, Stack& stack) {
   const OpInfo::Resolved& resolved = info.resolve();
   if (!resolved.rule && info.composite_implicit) {
-    return run_code_below_autograd(info.op, stack);
+    return run_composite_code(info.op, stack);
   }
   if (resolved.rule && has_empty_out(info, torch::jit::last(stack, info.args.size())) &&
       run_functional_form(info, stack))
@@ -261,6 +261,7 @@ void dispatch_to_handler(const OpInfo& info, const c10::OperatorHandle& op, Stac
 void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const OpInfo& info = op_info(op);
   const auto args = torch::jit::last(*stack, info.args.size());
+  const InnerCallsSince inner;
   ++inner_calls.all;
   if (!has_dtensor(info, args)) return dispatch_plain(info, *stack, /*within_operator=*/calls_within > 0);
   const CallWithin within;
@@ -276,6 +277,7 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
     info.handler == nullptr ? run_by_rule(info, *stack) : dispatch_to_handler(info, op, *stack);
     work.report(*stack);
   }
+  if (info.handler != nullptr) inner.end_handler();
   if (when_done) when_done();
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/scope.h"
+#include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/layout_cache/cached_layouts.h"
@@ -171,7 +172,9 @@ void use_reduced_copies(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inp
       report_reduced_copy(
           {info.name, arg_name(info, in, static_cast<int>(k)), module_of_call(in.tensors), /*implicit=*/true}, t);
     if (!reduced.defined() && is_likely_used_beside(info, args, t)) reduced = reduce_first(info, in.args[k], t);
-    if (reduced.defined()) t = std::move(reduced);
+    if (!reduced.defined()) continue;
+    t = std::move(reduced);
+    count_replaced_input();
   }
 }
 

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <string_view>
 
-#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/dispatch.h"
+#include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/support/meta_tensor.h"

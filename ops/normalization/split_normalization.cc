@@ -11,8 +11,8 @@
 #include <optional>
 #include <utility>
 
-#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/dispatch.h"
+#include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
@@ -94,9 +94,10 @@ void layer_norm(const c10::OperatorHandle& op, Stack& stack) {
 bool go_through_autograd(const c10::OperatorHandle& op, Stack& stack, const at::Tensor& input) {
   if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutogradOther)) return false;
   if (input.is_cpu()) {
-    run_code_below_autograd(op, stack);
+    run_composite_code(op, stack);
   } else {
     const c10::impl::ExcludeDispatchKeyGuard past_us(kAboveAutogradKey);
+    count_as_given();
     op.callBoxed(stack);
   }
   return true;

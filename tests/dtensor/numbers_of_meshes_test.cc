@@ -2,6 +2,7 @@
 #include <torch/nn.h>
 
 #include <limits>
+#include <memory>
 #include <vector>
 
 #include "dtensor/dtensor.h"
@@ -62,6 +63,27 @@ TEST_CASE("several meshes: tensors with dims on two meshes are an error that nam
   CHECK_THROWS_WITH(x + y, Catch::Contains("argument 'other' is on mesh(tp=2) of ranks [2, 3]") &&
                                Catch::Contains("argument 'self' on mesh(tp=2) of ranks [0, 1]"));
   CHECK_THROWS_WITH(x.sum() + zeros({4}, DeviceMesh(World::local(4), {4})).sum(), Catch::Contains("different worlds"));
+}
+
+namespace {
+
+struct LivesWithWorld {
+  std::shared_ptr<int> value = std::make_shared<int>(0);
+};
+
+}  // namespace
+
+TEST_CASE("several meshes: a cached sum over meshes does not keep its world alive") {
+  std::weak_ptr<int> in_world;
+  {
+    const World world = World::local(4);
+    in_world = world.attachment<LivesWithWorld>().value;
+    const Tensor x = zeros({4}, DeviceMesh(world, {2}, {"tp"}, {0, 1})),
+                 y = zeros({4}, DeviceMesh(world, {2}, {"tp"}, {2, 3}));
+    for (int i = 0; i < 2; ++i) CHECK((x.sum() + y.sum()).item<float>() == 0);
+    CHECK_FALSE(in_world.expired());
+  }
+  CHECK(in_world.expired());
 }
 
 }  // namespace dtensor

@@ -318,5 +318,23 @@ TEST_CASE("composite operators decided as one run in a MeshScope", "[dtensor][co
   for (int i = 0; i < 3; ++i) CHECK(torch::equal(full_tensor(linear.call()), expected));
 }
 
+TEST_CASE("a composite operator without tensors gives LibTorch's error in a MeshScope", "[dtensor][composites]") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  const MeshScope scope(mesh);
+  CHECK_THROWS_WITH(at::einsum("i->i", at::TensorList()), Catch::Contains("at least one operand"));
+}
+
+TEST_CASE("a Partial input is moved by the parts of a composite operator", "[dtensor][composites]") {
+  const torch::NoGradGuard no_grad;
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  const Tensor plain = torch::rand({2, 4, 6}), w = torch::rand({8, 6}), b = torch::rand({8});
+  const Tensor x = redistribute(distribute_tensor(plain, mesh), {Partial()}) * 1;
+  for (int i = 0; i < 3; ++i) {
+    const Tensor y = at::linear(x, distribute_tensor(w, mesh), distribute_tensor(b, mesh));
+    CHECK(torch::allclose(full_tensor(y), at::linear(plain, w, b), 1e-5, 1e-6));
+  }
+  CHECK(calls_as_one(mesh) == 0);
+}
+
 }  // namespace
 }  // namespace dtensor

@@ -1,5 +1,6 @@
 #include "propagation/strategy_cache.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <c10/util/Exception.h>
 
 #include <atomic>
@@ -114,6 +115,34 @@ TEST_CASE("strategy cache: while frozen, a new call is an error that names it") 
   CHECK_NOTHROW(cache.insert(key(1), plan()));
   cache.freeze(false);
   CHECK_NOTHROW(cache.insert(key(2), plan()));
+}
+
+TEST_CASE("strategy cache: while frozen, a derived decision evicts no other") {
+  StrategyCache cache;
+  cache.set_capacity(2);
+  for (uint64_t i = 0; i < 2; ++i) cache.insert(key(i), plan());
+  cache.freeze();
+  cache.insert_derived(key(2), plan());
+  CHECK(cache.find(key(0)) != nullptr);
+  CHECK(cache.find(key(2)) == nullptr);
+  cache.freeze(false);
+  cache.insert_derived(key(2), plan());
+  CHECK(cache.find(key(2)) != nullptr);
+  CHECK(cache.stats().size == 2);
+}
+
+TEST_CASE("strategy cache: a decision keeps neither generators nor the caller's lists") {
+  const DeviceMesh mesh(World::local(2), {2});
+  const SpecPtr spec = Spec::get(mesh, {Shard(0)}, {4, 4}, at::kFloat);
+  c10::List<int64_t> dims({1});
+  const OpCall call = OpCall::make("aten::sum.dim_IntList", {spec}, {dims, false, c10::IValue()});
+  const auto kept = to_keep(call);
+  dims.push_back(0);
+  CHECK(kept->args[1].toIntList().size() == 1);
+  CHECK(kept->inputs == call.inputs);
+  const OpCall drawn = OpCall::make("aten::uniform_", {spec}, {0., 1., at::make_generator<at::CPUGeneratorImpl>()});
+  CHECK(drawn.args.back().isGenerator());
+  CHECK(to_keep(drawn)->args.back().isNone());
 }
 
 TEST_CASE("strategy cache: many threads") {

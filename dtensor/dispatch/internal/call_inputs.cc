@@ -9,6 +9,7 @@
 
 #include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
+#include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/gradients/gradient_layout.h"
@@ -87,6 +88,7 @@ void replicate_plain_inputs(const OpInfo& info, Inputs& in) {
         throw_plain_beside_distributed(info.name, info.op.schema().arguments()[i].name(), t, in.mesh);
       }
       t = replicate_plain(t, in.mesh);
+      count_replaced_input();
     }
   }
 }
@@ -128,7 +130,10 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     slot.count = static_cast<int>(list.size());
     for (const auto& x : list) add(x.isTensor() ? x.toTensor() : at::Tensor(), i);
   }
-  if (several_meshes) in.mesh = bring_to_one_mesh(info, in);
+  if (several_meshes) {
+    in.mesh = bring_to_one_mesh(info, in);
+    count_replaced_input();
+  }
   drop_repeated(in);
   if (any_plain && !in.writes_plain) replicate_plain_inputs(info, in);
   return in;

@@ -6,8 +6,8 @@
 #include <optional>
 
 #include "dtensor/dispatch/composite_op_scope.h"
+#include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
-#include "dtensor/dispatch/internal/inner_calls.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch_key.h"
@@ -53,8 +53,10 @@ void run_code_of_composite(const c10::OperatorHandle& op, c10::DispatchKeySet ke
   if (info.has_outs && run_functional_form(info, *stack)) return;
   if (info.handler != nullptr) {
     const WrittenResults written(info, *stack);
-    ++inner_calls.all;  // as_given: if it goes on to the operator's code
+    const InnerCallsSince inner;
+    ++inner_calls.all;  // as given, if it goes on to the operator's code
     info.handler(op, *stack);
+    inner.end_handler();
     written.settle(*stack);
   } else {
     op.redispatchBoxed(keys & kBelowThatKey, stack);

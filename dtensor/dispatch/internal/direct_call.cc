@@ -101,6 +101,7 @@ bool is_recorded(const at::Tensor& t) {
 }  // namespace
 
 bool DirectCall::begin_composite(c10::DispatchKeySet keys) {
+  if (tensors_.empty()) return false;
   if (((keys & kBelowThatKey).raw_repr() & ~kOrdinaryKeys.raw_repr()) != 0) return false;
   const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
   if (scoped && (calls_are_decided_otherwise() || is_heard() || current_dispatch_scope().context_parallel))

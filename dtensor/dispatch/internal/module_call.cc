@@ -8,6 +8,7 @@
 
 #include "absl/strings/match.h"
 #include "comm/scope.h"
+#include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/hook_watch.h"
 #include "dtensor/parallel/parameter_group.h"
@@ -102,7 +103,9 @@ void use_gathered_parameters(const OpInfo& info, Inputs& in) {
           c10::str("in ", info.name, ", which takes ", name ? *name : "a parameter", " of a fully_shard() group"));
       throw;
     }
-    if (gathered.defined()) t = std::move(gathered);
+    if (!gathered.defined()) continue;
+    t = std::move(gathered);
+    count_replaced_input();
   }
 }
 

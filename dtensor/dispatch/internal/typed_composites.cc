@@ -3,7 +3,8 @@
 // An operator may be added if the local tensors of its result are what it computes from the local tensors of its
 // arguments, wherever the operators that it is composed of compute theirs so: not if its arguments or its code have
 // sizes of the whole tensors (reshape, the mean of a loss), if its result shares memory with an argument (dropout in
-// eval mode), or if it draws random numbers by its own code, not by an operator.
+// eval mode), or if it draws random numbers by its own code, not by an operator. An operator that chooses another one
+// by the sizes of its arguments, as attention does, chooses by those of the local tensors.
 #include <ATen/ops/einsum_ops.h>
 #include <ATen/ops/layer_norm_ops.h>
 #include <ATen/ops/linear_ops.h>
@@ -19,10 +20,10 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "dtensor/dispatch/composite_op_scope.h"
+#include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/composite_dispatch.h"
 #include "dtensor/dispatch/internal/direct_call.h"
-#include "dtensor/dispatch/internal/inner_calls.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/parallel/applied_style.h"
 #include "propagation/decision.h"
@@ -43,23 +44,29 @@ inline void append_tensors(TensorsOfComposite& to, at::TensorList list) {
 template <typename T>
 void append_tensors(TensorsOfComposite&, const T&) {}
 
-// ATen's kernels for attention divide by the number of heads.
 bool has_empty_part(const at::Tensor& t) {
   const RankTensors& locals = meta_without_sync(t).locals;
   return std::any_of(locals.begin(), locals.end(), [](const at::Tensor& local) { return local.numel() == 0; });
 }
 
-// Keeps the layout of `result` for calls with the same key, if further calls can be computed as one.
-void keep_result(const OpInfo& info, const CacheKey& key, const TensorsOfComposite& tensors,
-                 c10::ArrayRef<c10::IValue> args, const at::Tensor& result) {
-  if (!is_dtensor(result) || result.is_view() || result.storage_offset() != 0) return;
+// Whether a result like this can be made of the local tensors of further calls: its memory is its own, and no part is
+// empty, for which rules have computations of their own (ATen's kernels for attention divide by the number of heads).
+bool can_be_one(const TensorsOfComposite& tensors, const at::Tensor& result) {
+  if (!is_dtensor(result) || result.is_view() || result.storage_offset() != 0) return false;
   const DTensorMeta& meta = meta_without_sync(result);
-  const auto differs = [&](const at::Tensor* t) {
+  const auto prevents = [&](const at::Tensor* t) {
     return meta_without_sync(*t).storage == meta.storage || has_empty_part(*t);
   };
-  if (is_special(meta) || std::any_of(tensors.begin(), tensors.end(), differs)) return;
+  return !is_special(meta) && std::none_of(tensors.begin(), tensors.end(), prevents);
+}
+
+// Keeps the layout of `result` for calls with the same key.
+void keep_result(const OpInfo& info, const CacheKey& key, c10::ArrayRef<c10::IValue> args, const at::Tensor& result) {
+  const DTensorMeta& meta = meta_without_sync(result);
+  Inputs in = gather_inputs(info, args);
+  note_context(info, in);
   auto decision = std::make_shared<Decision>();
-  decision->call = std::make_shared<const OpCall>(make_call(info, gather_inputs(info, args), args));
+  decision->call = to_keep(make_call(info, in, args));
   decision->outputs = {meta.spec};
   decision->output_counts = {-1};
   decision->direct = true;
@@ -73,24 +80,35 @@ struct CompositeKernel;
 template <typename Op, typename... Args>
 struct CompositeKernel<Op, at::Tensor(Args...)> {
   static at::Tensor call(c10::DispatchKeySet keys, Args... args) {
-    const auto& op = handle();
-    TensorsOfComposite tensors;
-    (append_tensors(tensors, args), ...);
+    const TensorsOfComposite tensors = tensors_of(args...);
     // In the code of another operator, styles do not apply.
     const bool styled =
         CompositeOpScope::current() == nullptr && std::any_of(tensors.begin(), tensors.end(), is_styled);
-    at::Tensor result = styled ? at::Tensor() : attempt(keys, args...);
+    at::Tensor result = styled ? at::Tensor() : compute_as_one(tensors, keys, args...);
     if (result.defined()) return result;
     static const auto by_parts = c10::KernelFunction::makeFromBoxedFunction<&run_composite>();
-    return by_parts.call<at::Tensor, Args...>(op, keys, std::forward<Args>(args)...);
+    return by_parts.call<at::Tensor, Args...>(handle(), keys, std::forward<Args>(args)...);
   }
 
   // Undefined: the call cannot be decided as one.
   static at::Tensor attempt(c10::DispatchKeySet keys, Args... args) {
-    const auto& op = handle();
-    static const OpInfo& info = op_info(op);
+    return compute_as_one(tensors_of(args...), keys, args...);
+  }
+
+ private:
+  static const c10::OperatorHandle& handle() {
+    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    return op;
+  }
+
+  static TensorsOfComposite tensors_of(const Args&... args) {
     TensorsOfComposite tensors;
     (append_tensors(tensors, args), ...);
+    return tensors;
+  }
+
+  static at::Tensor compute_as_one(const TensorsOfComposite& tensors, c10::DispatchKeySet keys, const Args&... args) {
+    static const OpInfo& info = op_info(handle());
     DirectCall direct(info, {tensors.data(), tensors.size()});
     if (!direct.begin_composite(keys)) return {};
     size_t i = 0;
@@ -98,18 +116,12 @@ struct CompositeKernel<Op, at::Tensor(Args...)> {
     if (direct.find_decision()) return compute(direct, args...);
     static const auto by_parts = c10::KernelFunction::makeFromBoxedFunction<&run_code_of_composite>();
     const InnerCallsSince inner;
-    at::Tensor result = by_parts.call<at::Tensor, Args...>(op, keys, args...);
-    if (!inner.are_as_given()) return result;
+    at::Tensor result = by_parts.call<at::Tensor, Args...>(handle(), keys, args...);
+    if (!inner.are_as_given() || !can_be_one(tensors, result)) return result;
     torch::jit::Stack stack;
     torch::jit::push(stack, args...);
-    keep_result(info, direct.key(), tensors, stack, result);
+    keep_result(info, direct.key(), stack, result);
     return result;
-  }
-
- private:
-  static const c10::OperatorHandle& handle() {
-    static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-    return op;
   }
 
   static bool is_styled(const at::Tensor* t) { return is_dtensor(*t) && has_style(*t); }

@@ -1,0 +1,14 @@
+#include "dtensor/dispatch/inner_calls.h"
+
+namespace dtensor::internal {
+
+void count_as_given() { ++inner_calls.as_given; }
+
+void count_replaced_input() { ++inner_calls.all; }
+
+void run_composite_code(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  count_as_given();
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+}
+
+}  // namespace dtensor::internal
