@@ -48,7 +48,7 @@ def count(program):
             ["valgrind", "--tool=callgrind", "--toggle-collect=*counted_call*", "--dump-after=*reported_call*", *late,
              f"--callgrind-out-file={folder}/counts", program, "--count"],
             # malloc() joins free memory now and then, within whatever call comes next, but not without its fast bins.
-            env={**os.environ, "GLIBC_TUNABLES": "glibc.malloc.mxfast=0"},
+            env={**os.environ, "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "") + ":glibc.malloc.mxfast=0"},
             text=True, capture_output=True, check=False)
         if result.returncode:
             raise RuntimeError(f"{program} --count ended with {result.returncode}: {result.stderr[-2000:]}")

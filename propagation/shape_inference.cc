@@ -123,17 +123,25 @@ bool is_pointwise(const OpCall& call) {
   return functional && functional->hasTag(at::Tag::pointwise);
 }
 
-// Python replaces ATen's meta kernels by its own, whose type promotion differs (bool ** True, ldexp).
-void take_elementwise_dtypes(const OpCall& call, OutputMetas& metas) {
-  if (at::impl::PythonOpRegistrationTrampoline::getInterpreter() == nullptr) return;
-  OutputMetas trial;
+// Python replaces ATen's meta kernels by its own, which are slow, and whose type promotion differs (bool ** True,
+// ldexp).
+bool has_meta_kernels_of_python() { return at::impl::PythonOpRegistrationTrampoline::getInterpreter() != nullptr; }
+
+// The results of an elementwise operator on row-major tensors are row-major. So are those of other tensors, but not of
+// each operator: clone() and masked_fill() follow rules of their own.
+bool is_row_major(const OpCall& call) {
+  const auto is_contiguous = [](const SpecPtr& input) { return !input || meta_tensor(*input).is_contiguous(); };
+  return !call.has_arg("memory_format") && std::all_of(call.inputs.begin(), call.inputs.end(), is_contiguous);
+}
+
+// An elementwise operator on row-major tensors, without its meta kernel. nullopt: it does not run on one element, or
+// the call is invalid.
+std::optional<OutputMetas> try_elementwise(const OpCall& call) {
+  if (is_random(call.op) || !is_row_major(call)) return std::nullopt;
   try {
-    trial = run_on_one_element(call, broadcast_shape(call));
+    return infer_elementwise(call);
   } catch (const c10::Error&) {
-    return;  // not on this type of device
-  }
-  for (size_t o = 0; o < std::min(metas.tensors.size(), trial.tensors.size()); ++o) {
-    if (metas.tensors[o] && trial.tensors[o]) metas.tensors[o]->dtype = trial.tensors[o]->dtype;
+    return std::nullopt;
   }
 }
 
@@ -161,10 +169,12 @@ std::optional<OutputMetas> try_meta(const OpCall& call) {
 
 // New results; nullopt: not known.
 std::optional<OutputMetas> infer_new(const OpCall& call) {
+  if (has_meta_kernels_of_python() && is_pointwise(call)) {
+    if (auto metas = try_elementwise(call)) return metas;
+  }
   auto metas = try_meta(call);
   if (!is_pointwise(call)) return metas;
   if (!metas) return infer_elementwise(call);
-  if (!is_random(call.op)) take_elementwise_dtypes(call, *metas);
   take_strides_of_converted(call, *metas);
   return metas;
 }

@@ -180,14 +180,19 @@ bool computes_as_given(const OpInfo& info, const Decision& decision) {
 
 void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, Stack& stack) {
   const CallWrites writes(info, in);
-  if (in.observed && writes.are_related()) return run_one_by_one(info, stack);
+  if (in.observed && writes.are_related()) {
+    count_otherwise();
+    return run_one_by_one(info, stack);
+  }
   const auto args = torch::jit::last(stack, info.args.size());
   const at::Tensor leaf = note_gradient_target(info, *resolved.rule, in);
   StepDecider* decider = calls_within == 1 ? current_dispatch_scope().step_decider : nullptr;
   const Decided decided = decide_call(info, resolved, in, args, decider);
   const std::shared_ptr<const Decision> decision = decided.decision;
+  if (!computes_as_given(info, *decision)) count_otherwise();
   if (const at::Tensor result = defer_call(info, decided, in, args, leaf); result.defined()) {
     note_work_elsewhere();
+    count_otherwise();
     torch::jit::drop(stack, info.args.size());
     return stack.push_back(result);
   }
@@ -204,7 +209,6 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
       writes.note_failed();
       throw;
     }
-    if (computes_as_given(info, *decision)) ++inner_calls.as_given;
   }
   writes.note();
 
@@ -217,13 +221,14 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
 void run_by_rule(const OpInfo& info, Stack& stack) {
   const OpInfo::Resolved& resolved = info.resolve();
   if (!resolved.rule && info.composite_implicit) {
-    return run_composite_code(info.op, stack);
+    return info.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
   }
   if (resolved.rule && has_empty_out(info, torch::jit::last(stack, info.args.size())) &&
       run_functional_form(info, stack))
-    return;
+    return count_otherwise();
   Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
   check_hooks_ran(info, in);
+  if (in.writes_plain || !resolved.rule) count_otherwise();
   if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
   if (in.observed) CallWrites(info, in).check();
   if (!resolved.rule) return run_without_rule(info, in, stack);
@@ -248,10 +253,12 @@ void dispatch_to_handler(const OpInfo& info, const c10::OperatorHandle& op, Stac
   const auto args = torch::jit::last(stack, info.args.size());
   note_parameters(info, args);
   if (info.has_outs) {
+    count_otherwise();
     if (run_functional_form(info, stack)) return;
     if (writes_plain(info, args)) return write_to_plain(info, gather_inputs(info, args).mesh, stack);
   }
   const WrittenResults written(info, stack);
+  const HandlerCall counted;
   info.handler(op, stack);
   written.settle(stack);
 }
@@ -261,9 +268,10 @@ void dispatch_to_handler(const OpInfo& info, const c10::OperatorHandle& op, Stac
 void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const OpInfo& info = op_info(op);
   const auto args = torch::jit::last(*stack, info.args.size());
-  const InnerCallsSince inner;
-  ++inner_calls.all;
-  if (!has_dtensor(info, args)) return dispatch_plain(info, *stack, /*within_operator=*/calls_within > 0);
+  if (!has_dtensor(info, args)) {
+    count_otherwise();
+    return dispatch_plain(info, *stack, /*within_operator=*/calls_within > 0);
+  }
   const CallWithin within;
   std::function<void()> when_done;
   if (CallHook* hook = CallHook::watching()) when_done = hook->before_call(info, args);
@@ -271,16 +279,19 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
     run_by_rule(info, *stack);
   } else if (info.handler != nullptr && info.is_view) {  // writes nothing, and does no work to report
     note_parameters(info, args);
+    const HandlerCall counted;
     info.handler(op, *stack);
   } else {
     const CallWithoutRule work(info, args);
     info.handler == nullptr ? run_by_rule(info, *stack) : dispatch_to_handler(info, op, *stack);
     work.report(*stack);
   }
-  if (info.handler != nullptr) inner.end_handler();
   if (when_done) when_done();
 }
 
-void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) { run_by_rule(op_info(op), stack); }
+void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
+  count_as_given();
+  run_by_rule(op_info(op), stack);
+}
 
 }  // namespace dtensor::internal

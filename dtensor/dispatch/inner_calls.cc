@@ -2,9 +2,9 @@
 
 namespace dtensor::internal {
 
-void count_as_given() { ++inner_calls.as_given; }
+void count_as_given() { ++inner_calls.continued; }
 
-void count_replaced_input() { ++inner_calls.all; }
+void count_otherwise() { ++inner_calls.otherwise; }
 
 void run_composite_code(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   count_as_given();

@@ -9,37 +9,45 @@
 
 namespace dtensor::internal {
 
-// Of this thread, since it began. Calls that typed kernels compute, and composite operators decided as one, are in
-// neither: they are as given.
+// Of this thread, since it began. Calls that typed kernels compute, and composite operators decided as one, are as
+// given.
 struct InnerCalls {
-  uint64_t all = 0;       // calls that reach dispatch(), calls of handlers, and inputs that were replaced
-  uint64_t as_given = 0;  // of the calls: by the operator itself, on local tensors in the layouts that they had
+  // Calls that moved or replaced an input, or computed otherwise than by the operator itself on the local tensors.
+  uint64_t otherwise = 0;
+  uint64_t continued = 0;  // by the present handler: calls that go on as if it were not there
 };
 
 inline thread_local InnerCalls inner_calls;
 
-// What a piece of code of this thread adds to them.
+// For a piece of code of this thread: whether no call in it since the construction was computed otherwise.
 class InnerCallsSince {
  public:
-  // Whether no call was moved or computed otherwise.
-  bool are_as_given() const { return all() == as_given(); }
-  // After a handler; `*this` is older than the count of its call. A handler that goes on several times computes
-  // otherwise.
-  void end_handler() const {
-    if (as_given() > all()) inner_calls.all += as_given() - all() + 1;
-  }
+  bool are_as_given() const { return inner_calls.otherwise == before_; }
 
  private:
-  uint64_t all() const { return inner_calls.all - start_.all; }
-  uint64_t as_given() const { return inner_calls.as_given - start_.as_given; }
-
-  const InnerCalls start_ = inner_calls;
+  const uint64_t before_ = inner_calls.otherwise;
 };
 
-// For handlers that compute what the operator itself computes from the local tensors, or go on to what does.
+// Around a handler. Its call was computed otherwise unless it went on exactly once.
+class HandlerCall {
+ public:
+  HandlerCall() = default;
+  ~HandlerCall() {
+    if (inner_calls.continued != before_ + 1) ++inner_calls.otherwise;
+    inner_calls.continued = before_;
+  }
+  HandlerCall(const HandlerCall&) = delete;
+  HandlerCall& operator=(const HandlerCall&) = delete;
+
+ private:
+  const uint64_t before_ = inner_calls.continued;
+};
+
+// For a handler that goes on, or that computes what the operator itself computes from the local tensors. Not if it
+// changes what the composite operator reads of the results.
 void count_as_given();
-// An input of a call was replaced by another tensor, before the call is decided.
-void count_replaced_input();
+// For a call that is not as given.
+void count_otherwise();
 
 // For handlers that go on to the composite operator's own code.
 void run_composite_code(const c10::OperatorHandle& op, torch::jit::Stack& stack);

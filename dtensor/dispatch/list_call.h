@@ -96,7 +96,8 @@ class ListCall {
 
   bool read_arguments();
   Tensors tensors_of(size_t n) const;  // of the n-th call
-  // Fills in what is below of argument a, which is the i-th one of tensors. False: decide() is.
+  // Reads the tensors of argument a, the i-th argument that has some, into the members below. False: decide() returns
+  // false.
   bool read_tensors(size_t a, size_t i);
   bool find_decisions();
   bool writes_one_memory_twice() const;
@@ -116,7 +117,7 @@ class ListCall {
   DeviceMesh mesh_;
   size_t num_tensors_ = 0;                             // of a call
   std::vector<uint64_t> words_;                        // what decisions depend on, a word per tensor, call by call
-  bool has_module_traits_ = false;                     // some tensor has
+  bool has_module_traits_ = false;                     // of some tensor
   std::vector<LocalStorage*> firsts_;                  // the memory of the first tensor of each call
   std::vector<std::shared_ptr<const Decision>> kept_;  // keeps decisions_ alive
   std::vector<const Decision*> decisions_;             // by call of `element`

@@ -174,7 +174,7 @@ void use_reduced_copies(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inp
     if (!reduced.defined() && is_likely_used_beside(info, args, t)) reduced = reduce_first(info, in.args[k], t);
     if (!reduced.defined()) continue;
     t = std::move(reduced);
-    count_replaced_input();
+    count_otherwise();
   }
 }
 

@@ -152,7 +152,8 @@ Root root_of(Root root, const SpecPtr& view, int64_t begin) {
 // A slice or selection of a tensor. The same on every rank.
 struct Slice {
   SpecPtr view;
-  SliceWindowPtr window;  // of the tensor. Null: the operator follows its rule, which moves nothing, or has to
+  SliceWindowPtr
+      window;  // of the tensor. Null: the operator follows its rule, which moves nothing, or has to move parts
 };
 
 Slice make_slice(const SpecPtr& source, const Taken& taken, bool selects) {

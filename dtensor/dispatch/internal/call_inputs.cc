@@ -88,7 +88,7 @@ void replicate_plain_inputs(const OpInfo& info, Inputs& in) {
         throw_plain_beside_distributed(info.name, info.op.schema().arguments()[i].name(), t, in.mesh);
       }
       t = replicate_plain(t, in.mesh);
-      count_replaced_input();
+      count_otherwise();
     }
   }
 }
@@ -132,7 +132,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   }
   if (several_meshes) {
     in.mesh = bring_to_one_mesh(info, in);
-    count_replaced_input();
+    count_otherwise();
   }
   drop_repeated(in);
   if (any_plain && !in.writes_plain) replicate_plain_inputs(info, in);

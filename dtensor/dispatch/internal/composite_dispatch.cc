@@ -53,10 +53,8 @@ void run_code_of_composite(const c10::OperatorHandle& op, c10::DispatchKeySet ke
   if (info.has_outs && run_functional_form(info, *stack)) return;
   if (info.handler != nullptr) {
     const WrittenResults written(info, *stack);
-    const InnerCallsSince inner;
-    ++inner_calls.all;  // as given, if it goes on to the operator's code
+    const HandlerCall counted;
     info.handler(op, *stack);
-    inner.end_handler();
     written.settle(*stack);
   } else {
     op.redispatchBoxed(keys & kBelowThatKey, stack);

@@ -105,7 +105,7 @@ void use_gathered_parameters(const OpInfo& info, Inputs& in) {
     }
     if (!gathered.defined()) continue;
     t = std::move(gathered);
-    count_replaced_input();
+    count_otherwise();
   }
 }
 

@@ -48,7 +48,7 @@ bool is_ordinary(const DTensorMeta& param, const DeviceMesh& mesh) {
   return !is_special(param) && !param.spec->has_partial() && param.spec->mesh() == mesh;
 }
 
-// Whether `t` needs no move next to `param`, of which it has not the layout: it is one number, which all ranks have.
+// Whether `t` needs no move next to `param`, whose layout it does not have: it is one number, which all ranks have.
 bool is_number(const at::Tensor& t, const at::Tensor& param) {
   if (!t.defined() || t.numel() != 1 || t.sizes() == param.sizes()) return false;
   return !is_dtensor(t) || (spec_of(t)->is_replicated() && spec_of(t)->mesh() == spec_of(param)->mesh());
