@@ -45,6 +45,7 @@ struct Decision {
   // Of all input redistributions.
   int64_t bytes() const;
   double input_seconds() const;  // estimate
+  bool moves_inputs() const;     // some input is not used in its layout
   bool communicates() const;     // false: every input has its parts already
   // "aten::mm(S(0), R) -> S(0); input 1: S(0) -> R: all_gather(dp) 4096 B"
   std::string explain() const;

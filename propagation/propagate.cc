@@ -188,9 +188,8 @@ Problem problem_of(const OpCall& call, const OpRule* rule) {
 
 bool is_direct(const Decision& decision) {
   const auto is_whole = [](const SpecPtr& spec) { return spec && !spec->has_partial(); };
-  const auto is_set = [](const auto& pointer) { return pointer != nullptr; };
   const auto is_offset = [](int64_t offset) { return offset != 0; };
-  return absl::c_all_of(decision.call->inputs, is_whole) && absl::c_none_of(decision.input_plans, is_set) &&
+  return absl::c_all_of(decision.call->inputs, is_whole) && !decision.moves_inputs() &&
          decision.output_counts == std::vector<int>{-1} && decision.outputs[0] &&
          absl::c_none_of(decision.output_offsets, is_offset) && decision.output_hints.empty() &&
          decision.calls_operator();
@@ -247,6 +246,10 @@ double Decision::input_seconds() const {
   double total = 0;
   for (const auto& plan : input_plans) total += plan ? plan->seconds : 0;
   return total;
+}
+
+bool Decision::moves_inputs() const {
+  return absl::c_any_of(input_plans, [](const auto& plan) { return plan != nullptr; });
 }
 
 bool Decision::communicates() const {

@@ -173,9 +173,8 @@ at::Tensor defer_call(const OpInfo& info, const Decided& decided, const Inputs& 
 
 // Whether the operator itself was called with the local tensors of the inputs as they are. (Views' sizes may be local.)
 bool computes_as_given(const OpInfo& info, const Decision& decision) {
-  const auto is_set = [](const auto& plan) { return plan != nullptr; };
-  if (absl::c_any_of(decision.input_plans, is_set)) return false;
-  return !decision.rule->local || (decision.rule->local_calls_operator && info.is_view) || decision.calls_operator();
+  return !decision.moves_inputs() &&
+         (decision.calls_operator() || (decision.rule->local_calls_operator && info.is_view));
 }
 
 void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, Stack& stack) {

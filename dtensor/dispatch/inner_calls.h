@@ -45,11 +45,14 @@ class HandlerCall {
 
 // For a handler that goes on, or that computes what the operator itself computes from the local tensors. Not if it
 // changes what the composite operator reads of the results.
-void count_as_given();
+inline void count_as_given() { ++inner_calls.continued; }
 // For a call that is not as given.
-void count_otherwise();
+inline void count_otherwise() { ++inner_calls.otherwise; }
 
 // For handlers that go on to the composite operator's own code.
-void run_composite_code(const c10::OperatorHandle& op, torch::jit::Stack& stack);
+inline void run_composite_code(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  count_as_given();
+  op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
+}
 
 }  // namespace dtensor::internal

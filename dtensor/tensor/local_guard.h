@@ -8,11 +8,11 @@
 
 namespace dtensor::internal {
 
-// Guard that runs operators below autograd and below the distributed key: on local tensors.
+// Guard that runs operators below autograd, and without the distributed keys, which a MeshScope includes: on local
+// tensors.
 struct LocalGuard {
-  // As at::AutoDispatchBelowADInplaceOrView, and below us: one guard costs half of two.
-  c10::impl::ExcludeDispatchKeyGuard guard{c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                                           c10::DispatchKeySet(kDTensorKey)};
+  // As at::AutoDispatchBelowADInplaceOrView, and without our keys: one guard costs half of two.
+  c10::impl::ExcludeDispatchKeyGuard guard{c10::autograd_dispatch_keyset_with_ADInplaceOrView | kBothDTensorKeys};
 };
 
 }  // namespace dtensor::internal

@@ -233,16 +233,6 @@ class HaloPlanner {
 
 }  // namespace
 
-std::vector<int64_t> cutting_mesh_dims(const Spec& spec, const std::vector<int64_t>& dims) {
-  std::vector<int64_t> cutting;
-  for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
-    const Placement& p = spec.placements()[m];
-    if (spec.mesh().size(m) > 1 && p.is_sharded() && std::find(dims.begin(), dims.end(), p.dim()) != dims.end())
-      cutting.push_back(m);
-  }
-  return cutting;
-}
-
 int64_t place_of(const Spec& spec, int64_t dim, int64_t rank) {
   const auto coordinate = spec.mesh().coordinate(rank);
   int64_t place = 0;

@@ -17,6 +17,7 @@
 
 #include "comm/comm_call.h"
 #include "ops/halo/index_map.h"
+#include "ops/support/cut_dims.h"
 #include "plan/spec.h"
 
 namespace dtensor::internal {
@@ -60,9 +61,6 @@ struct HaloPlan {
 
   bool is_local() const { return bytes == 0; }
 };
-
-// The mesh dims of more than one rank that cut one of `dims`.
-std::vector<int64_t> cutting_mesh_dims(const Spec& spec, const std::vector<int64_t>& dims);
 
 // The rank's position along the mesh dims that cut `dim`: 0 if none does.
 int64_t place_of(const Spec& spec, int64_t dim, int64_t rank);

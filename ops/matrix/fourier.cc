@@ -23,6 +23,7 @@
 #include "ops/matrix/fourier_stages.h"
 #include "ops/support/arguments.h"
 #include "ops/support/core_dims.h"
+#include "ops/support/cut_dims.h"
 #include "ops/support/meta_tensor.h"
 #include "plan/cost_model.h"
 #include "plan/memo.h"

@@ -6,6 +6,7 @@
 
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
+#include "ops/support/cut_dims.h"
 #include "plan/memo.h"
 #include "plan/redistribution_cost.h"
 #include "propagation/propagate.h"
@@ -13,11 +14,6 @@
 
 namespace dtensor::internal {
 namespace {
-
-bool cuts_dim(const Spec& spec, size_t m, int64_t dim) {
-  return spec.placements()[m].is_sharded() && spec.placements()[m].dim() == dim &&
-         spec.mesh().size(static_cast<int64_t>(m)) > 1;
-}
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
@@ -129,13 +125,6 @@ FourierStages plan_stages(OpCall call, const FourierDims& dims) {
 struct KnownStages : Memo<std::vector<int64_t>, std::shared_ptr<const FourierStages>, 512> {};
 
 }  // namespace
-
-bool is_cut(const Spec& spec, int64_t dim) {
-  for (size_t m = 0; m < spec.placements().size(); ++m) {
-    if (cuts_dim(spec, m, dim)) return true;
-  }
-  return false;
-}
 
 std::optional<FourierDims> dims_to_part(const at::Tensor& self, const Arguments& args) {
   FourierDims dims = args["dim"].toIntVector();

@@ -30,9 +30,6 @@ struct FourierStages {
   Shape strides;  // of the result of the whole transform
 };
 
-// Whether several ranks share `dim`.
-bool is_cut(const Spec& spec, int64_t dim);
-
 // The dims from 0, if there are several and one of them is split. nullopt: the rule's way is best, or the arguments are
 // invalid.
 std::optional<FourierDims> dims_to_part(const at::Tensor& self, const Arguments& args);

@@ -20,6 +20,7 @@
 #include "dtensor/views/copied_view.h"
 #include "ops/halo/exchange.h"
 #include "ops/stencil/slice_window.h"
+#include "ops/support/cut_dims.h"
 #include "ops/views/blocks.h"
 #include "placement/placement.h"
 #include "placement/with_dim.h"
@@ -182,14 +183,6 @@ Slice make_slice(const SpecPtr& source, const Taken& taken, bool selects) {
   }
   slice.view = Spec::get(source->mesh(), placements, meta);
   return slice;
-}
-
-// Whether several ranks have parts of `dim`.
-bool is_cut(const Spec& spec, int64_t dim) {
-  bool result = false;
-  for (int64_t m = 0; m < spec.mesh().ndim(); ++m)
-    result = result || (spec.placements()[m].is_sharded_on(dim) && spec.mesh().size(m) > 1);
-  return result;
 }
 
 // By the spec's number, the indices and whether one is selected.

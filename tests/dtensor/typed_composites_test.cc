@@ -19,6 +19,7 @@
 #include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "propagation/strategy_cache.h"
+#include "tests/dtensor/compared_calls.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor {
@@ -26,16 +27,13 @@ using namespace internal;
 
 namespace {
 
+using testing::check_same_metadata;
+using testing::Sample;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
-struct CompositeSample {
-  std::vector<std::vector<int64_t>> inputs;  // their sizes
-  std::function<Tensor(const Tensors&)> call;
-};
-
-std::map<std::string, CompositeSample> composite_samples() {
-  std::map<std::string, CompositeSample> samples;
+std::map<std::string, Sample> composite_samples() {
+  std::map<std::string, Sample> samples;
   const auto linear = [](const Tensors& t) {
     return t.size() > 2 ? at::linear(t[0], t[1], t[2]) : at::linear(t[0], t[1]);
   };
@@ -95,23 +93,13 @@ int64_t calls_as_one(const DeviceMesh& mesh) {
 }
 
 void check_same_parts(const Tensor& a, const Tensor& b) {
-  CHECK(spec_of(a) == spec_of(b));
-  CHECK(a.is_inference() == b.is_inference());
-  CHECK(a.requires_grad() == b.requires_grad());
-  CHECK(a.is_view() == b.is_view());
-  CHECK(a.storage_offset() == b.storage_offset());
-  const DTensorMeta &x = meta_without_sync(a), &y = meta_without_sync(b);
-  CHECK(x.laid_out_by_engine == y.laid_out_by_engine);
-  CHECK(x.storage->shared.load() == y.storage->shared.load());
-  REQUIRE(x.locals.size() == y.locals.size());
-  for (size_t r = 0; r < x.locals.size(); ++r) {
-    CHECK(x.locals[r].strides() == y.locals[r].strides());
-    CHECK(torch::allclose(x.locals[r], y.locals[r], 1e-12, 1e-14));
-  }
+  check_same_metadata(a, b);
+  const RankTensors &x = meta_without_sync(a).locals, &y = meta_without_sync(b).locals;
+  for (size_t r = 0; r < x.size(); ++r) CHECK(torch::allclose(x[r], y[r], 1e-12, 1e-14));
 }
 
 // Calls the sample three times: observed, so that it is decided by its parts, and twice on its own.
-void check_call(const CompositeSample& sample, const DeviceMesh& mesh, const std::vector<Placement>& layouts) {
+void check_call(const Sample& sample, const DeviceMesh& mesh, const std::vector<Placement>& layouts) {
   torch::manual_seed(4);
   Tensors plain, inputs;
   std::string text;
@@ -135,7 +123,7 @@ void check_call(const CompositeSample& sample, const DeviceMesh& mesh, const std
 }
 
 // Calls f(layouts) for all placements of inputs of these sizes, up to `most` of them.
-void for_each_layout(const CompositeSample& sample, const std::function<void(const std::vector<Placement>&)>& f) {
+void for_each_layout(const Sample& sample, const std::function<void(const std::vector<Placement>&)>& f) {
   std::vector<Placement> layouts;
   const std::function<void(size_t)> choose = [&](size_t k) {
     if (k == sample.inputs.size()) return f(layouts);
@@ -167,7 +155,7 @@ TEST_CASE("composite operators decided as one are right for uneven parts and on 
           "[dtensor][composites]") {
   const c10::InferenceMode inference;
   for (const char* name : {"linear with bias", "matmul of batches", "layer_norm", "attention"}) {
-    const CompositeSample sample = composite_samples().at(name);
+    const Sample sample = composite_samples().at(name);
     INFO(name);
     const DeviceMesh uneven(World::local(3), {3}), grid(World::local(4), {2, 2});
     for (const int64_t d : {0, 1}) {

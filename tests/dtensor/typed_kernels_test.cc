@@ -21,6 +21,7 @@
 #include "dtensor/tensor/typed_operators.h"
 #include "observe/comm_debug_mode.h"
 #include "propagation/strategy_cache.h"
+#include "tests/dtensor/compared_calls.h"
 #include "tests/testing/catch_torch.h"
 
 namespace {
@@ -48,13 +49,10 @@ using namespace internal;
 
 namespace {
 
+using testing::check_same_metadata;
+using testing::Sample;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
-
-struct Sample {
-  std::vector<std::vector<int64_t>> inputs;  // their sizes
-  std::function<Tensor(Tensors&)> call;
-};
 
 using Samples = std::map<std::string, Sample>;
 
@@ -165,21 +163,11 @@ Outcome run(const Sample& sample, const DeviceMesh& mesh, const Placement& place
 void check_same(const Tensor& a, const Tensor& b) {
   REQUIRE(a.defined() == b.defined());
   if (!a.defined()) return;
-  CHECK(spec_of(a) == spec_of(b));
-  CHECK(a.strides() == b.strides());
-  CHECK(a.storage_offset() == b.storage_offset());
-  CHECK(a.requires_grad() == b.requires_grad());
-  CHECK(a.is_view() == b.is_view());
+  check_same_metadata(a, b);
   CHECK((a.grad_fn() ? a.grad_fn()->name() : "") == (b.grad_fn() ? b.grad_fn()->name() : ""));
   const DTensorMeta &x = meta_without_sync(a), &y = meta_without_sync(b);
-  CHECK(x.laid_out_by_engine == y.laid_out_by_engine);
-  CHECK(x.storage->shared.load() == y.storage->shared.load());
   CHECK(x.storage->writes.load() == y.storage->writes.load());
-  REQUIRE(x.locals.size() == y.locals.size());
-  for (size_t r = 0; r < x.locals.size(); ++r) {
-    CHECK(x.locals[r].strides() == y.locals[r].strides());
-    CHECK(torch::equal(x.locals[r], y.locals[r]));
-  }
+  for (size_t r = 0; r < x.locals.size(); ++r) CHECK(torch::equal(x.locals[r], y.locals[r]));
 }
 
 TEST_CASE("typed kernels give the results, layouts and gradients of the boxed one", "[dtensor][typed_kernels]") {

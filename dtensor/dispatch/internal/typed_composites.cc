@@ -24,7 +24,6 @@
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/composite_dispatch.h"
 #include "dtensor/dispatch/internal/direct_call.h"
-#include "dtensor/dispatch_key.h"
 #include "dtensor/parallel/applied_style.h"
 #include "propagation/decision.h"
 #include "propagation/strategy_cache.h"
@@ -130,9 +129,7 @@ struct CompositeKernel<Op, at::Tensor(Args...)> {
     RankTensors locals;
     locals.reserve(direct.num_ranks());
     {
-      // As LocalGuard, and in a MeshScope the code's own composite operators are no business of this library, either.
-      const c10::impl::ExcludeDispatchKeyGuard guard(c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                                                     kBothDTensorKeys);
+      LocalGuard guard;
       for (size_t r = 0; r < direct.num_ranks(); ++r) locals.push_back(Op::call(local_of(args, r)...));
     }
     return direct.make_result(std::move(locals));
