@@ -145,6 +145,19 @@ std::optional<OutputMetas> try_elementwise(const OpCall& call) {
   }
 }
 
+// Of other elementwise calls: the dtypes that one element tells.
+void take_elementwise_dtypes(const OpCall& call, OutputMetas& metas) {
+  OutputMetas trial;
+  try {
+    trial = run_on_one_element(call, broadcast_shape(call));
+  } catch (const c10::Error&) {
+    return;  // not on this type of device
+  }
+  for (size_t o = 0; o < std::min(metas.tensors.size(), trial.tensors.size()); ++o) {
+    if (metas.tensors[o] && trial.tensors[o]) metas.tensors[o]->dtype = trial.tensors[o]->dtype;
+  }
+}
+
 // By the meta kernel; nullopt: not known. Also nullopt if the meta kernel fails at a valid call of an elementwise
 // operator: some are composites that need data (ldexp, addcdiv with a number). An invalid call fails on one element,
 // too.
@@ -175,6 +188,7 @@ std::optional<OutputMetas> infer_new(const OpCall& call) {
   auto metas = try_meta(call);
   if (!is_pointwise(call)) return metas;
   if (!metas) return infer_elementwise(call);
+  if (has_meta_kernels_of_python() && !is_random(call.op)) take_elementwise_dtypes(call, *metas);
   take_strides_of_converted(call, *metas);
   return metas;
 }

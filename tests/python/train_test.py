@@ -163,6 +163,33 @@ class TrainTest(unittest.TestCase):
                 self.assertEqual(dt.placements(optimizer.state[p]["step_size"]), layout)
                 torch.testing.assert_close(dt.full_tensor(p), q, rtol=0, atol=1e-9)
 
+    def test_elementwise_results_are_those_of_plain_tensors(self):
+        flags, numbers = torch.rand(4, 6) > 0.5, torch.rand(4, 6)
+        whole = torch.arange(24).reshape(4, 6)
+        images = torch.rand(2, 4, 6, 3).permute(0, 3, 1, 2)
+        calls = {
+            "pow": (lambda t: t ** True, [flags, whole, numbers]),
+            "ldexp": (lambda t: torch.ldexp(t, t), [whole]),
+            "add": (lambda t: t + 1.5, [flags, whole, numbers, images]),
+            "clone": (lambda t: t.clone(), [numbers, images]),
+            "channels last": (lambda t: t.clone(memory_format=torch.channels_last), [torch.rand(2, 3, 4, 6)]),
+            "masked_fill": (lambda t: t.masked_fill(t > 0.5, 2), [numbers, images]),
+            "where": (lambda t: torch.where(t > 0, t, 0.5), [whole, numbers]),
+        }
+        for name, (call, inputs) in calls.items():
+            for plain in inputs:
+                for transposed in (False, True):
+                    if name == "channels last" and transposed:
+                        continue
+                    t, split = plain, dt.distribute(plain, self.mesh, "S(0)R")
+                    if transposed:
+                        t, split = t.transpose(0, 1), split.transpose(0, 1)
+                    with self.subTest(name, sizes=t.shape, strides=t.stride(), dtype=t.dtype):
+                        expected, got = call(t), call(split)
+                        self.assertEqual(got.dtype, expected.dtype)
+                        self.assertEqual(got.stride(), expected.stride())
+                        torch.testing.assert_close(dt.full_tensor(got), expected)
+
     def test_clip_grad_norm(self):
         self.check(lambda p: torch.optim.SGD(p, lr=0.5), clip=0.1)
 
