@@ -9,6 +9,7 @@
   names       types and constants of anonymous namespaces have other names in each .cc of a package, which are compiled
               together (unity.bzl)
   size        no file is longer than MAX_FILE_LINES, and no function than MAX_FUNCTION_LINES
+  threads     nothing calls at::parallel_for, which starts no threads in sources that clang compiled; parallel_for() does
   root        no more than MAX_FOLDERS folders at the top
   words       comments and string literals of sources (test names and error texts among them), and the pages of PROSE,
               contain none of BANNED_WORDS
@@ -216,6 +217,12 @@ def size_faults(root, paths):
     return faults
 
 
+def thread_faults(root, paths):
+    return [f"{path}:{number}: at::parallel_for runs on one thread where clang compiles it; use comm/parallel_for.h"
+            for path in paths for number, line in enumerate(read(root, path).splitlines(), 1)
+            if re.search(r"\bat::parallel_(for|reduce)\b", line.split("//")[0])]
+
+
 def root_faults(root):
     folders = sorted(d for d in os.listdir(root) if os.path.isdir(os.path.join(root, d)) and not d.startswith(".") and
                      not d.startswith("bazel-"))
@@ -244,7 +251,8 @@ def main(arguments):
     includes = {path: INCLUDE.findall(read(root, path)) for path in sources(root, LAYERS + PROGRAMS)}
     faults = (direction_faults(includes) + cycle_faults(includes, unit_of) + cycle_faults(includes, room_of) +
               namespace_faults(root, includes) + name_faults(root, sources(root, LAYERS)) + size_faults(root, includes) +
-              word_faults(root, [*sources(root, LAYERS + PROGRAMS + ["tests"]), *pages(root, PROSE)]) + root_faults(root))
+              word_faults(root, [*sources(root, LAYERS + PROGRAMS + ["tests"]), *pages(root, PROSE)]) +
+              thread_faults(root, sources(root, LAYERS)) + root_faults(root))
     if formats:
         faults += format_faults(root, list(sources(root, LAYERS + PROGRAMS + ["tests"])))
     print("\n".join(faults) if faults else f"{len(includes)} files of {len(LAYERS + PROGRAMS)} folders: no fault")

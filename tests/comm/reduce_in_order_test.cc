@@ -1,7 +1,6 @@
 // Reductions in one process, against ATen's operators one after the other.
 #include "comm/reduce_in_order.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty_like.h>
@@ -19,6 +18,7 @@
 
 #include "tests/testing/allocated_memory.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/intra_op_threads.h"
 
 namespace dtensor {
 using namespace internal;
@@ -70,12 +70,6 @@ bool same_values(const at::Tensor& a, const at::Tensor& b) {
   return a.isclose(b, 0, 0, /*equal_nan=*/true).all().item<bool>();
 }
 
-struct Threads {
-  explicit Threads(int count) : before(at::get_num_threads()) { at::set_num_threads(count); }
-  ~Threads() { at::set_num_threads(before); }
-  const int before;
-};
-
 TEST_CASE("reductions of every dtype, with any strides, equal ATen's operators", "[mesh][reduce]") {
   for (const auto dtype : {at::kFloat, at::kDouble, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kShort,
                            at::kByte, at::kBool, at::kComplexFloat}) {
@@ -114,7 +108,7 @@ TEST_CASE("reductions of sizes near their chunks, and of large ones in several t
       continue;
     }
 #endif
-    const Threads scope(threads);
+    const testing::IntraOpThreads scope(threads);
     for (const int64_t numel :
          {int64_t{0}, int64_t{1}, int64_t{511}, int64_t{512}, int64_t{513}, int64_t{1537}, int64_t{70001}, many}) {
       for (const int64_t begin : {0, 1}) {  // aligned to nothing but an element

@@ -57,6 +57,9 @@ plant mesh/mesh.cc 'namespace {' 'struct Call {' '}  // namespace'
 says "mesh/mesh.cc and mesh/world.cc: both have a Call in an anonymous namespace"
 plant mesh/mesh.cc 'namespace {' 'struct Plan {' '}  // namespace'
 plant mesh/world.cc ''
+plant mesh/world.cc '// Not at::parallel_for(0, n, 1, f).' 'at::parallel_for(0, n, 1, f);'
+says "mesh/world.cc:2: at::parallel_for runs on one thread"
+plant mesh/world.cc ''
 plant mesh/mesh.h '// The ranks' "// that nobody owns."
 says "mesh/mesh.h:2: 'nobody' is one of BANNED_WORDS"
 plant mesh/mesh.h 'bool nobody = true;' "char quote = '\"'; // whole words: anew_, canew" 'int strayed = 1'"'"'000;'

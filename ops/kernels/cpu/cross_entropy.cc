@@ -2,11 +2,11 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
-#include <ATen/Parallel.h>
 
 #include <algorithm>
 #include <type_traits>
 
+#include "comm/parallel_for.h"
 #include "ops/kernels/cpu/exp_of.h"
 
 // All helpers are part of the function that calls them, so that they are compiled once for every processor and once for
@@ -245,7 +245,7 @@ at::Tensor cross_entropy_part(const CrossEntropyPart& in) {
     const Rows<scalar_t> rows = rows_of<scalar_t>(in);
     A* const results = out.mutable_data_ptr<A>();
     std::fill(results + kSum * count, results + (kSum + 1) * count, A(1));
-    at::parallel_for(0, count, rows_per_task(in.part), [&](int64_t begin, int64_t end) {
+    parallel_for(0, count, rows_per_task(in.part), [&](int64_t begin, int64_t end) {
 #ifdef DTENSOR_HAVE_AVX2
       if (has_avx2()) return summarize_rows_avx2(rows, begin, end, numbers, results, count);
 #endif
@@ -265,7 +265,7 @@ void cross_entropy_part_backward(const at::Tensor& grad, const at::Tensor& max, 
         const Rows<scalar_t> rows = rows_of<scalar_t>(in);
         const A* const grads = grad.const_data_ptr<A>();
         const Gradient<scalar_t> g{grads, grads + count, max.const_data_ptr<A>(), out.mutable_data_ptr<scalar_t>()};
-        at::parallel_for(0, count, rows_per_task(in.part), [&](int64_t begin, int64_t end) {
+        parallel_for(0, count, rows_per_task(in.part), [&](int64_t begin, int64_t end) {
 #ifdef DTENSOR_HAVE_AVX2
           if (has_avx2()) return differentiate_rows_avx2(rows, begin, end, g);
 #endif

@@ -6,6 +6,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "comm/parallel_for.h"
 #include "ops/kernels/cpu/positions_by_row.h"
 
 namespace dtensor::cpu {
@@ -28,7 +29,7 @@ template <typename Id>
 void look_up(const char* table, const Id* ids, char* out, int64_t count, int64_t row_bytes, const TableRows& rows) {
   const bool is_short = row_bytes <= 64 && chunk_bytes(table, out, row_bytes) == 16;
   const bool past_caches = row_bytes >= 1024 && count * row_bytes >= kPastCaches;
-  at::parallel_for(0, count, grain_of(row_bytes), [&](int64_t begin, int64_t end) {
+  parallel_for(0, count, grain_of(row_bytes), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       TORCH_CHECK_INDEX(is_in_table(ids[i], rows), "index out of range in self");
       const int64_t row = own_row(ids[i], rows);

@@ -5,6 +5,7 @@
 
 #include <limits>
 
+#include "comm/parallel_for.h"
 #include "ops/kernels/cpu/positions_by_row.h"
 
 namespace dtensor {
@@ -99,7 +100,7 @@ class PoolBags {
     }
     const int64_t ids_per_bag = b_.num_ids / std::max<int64_t>(b_.num_bags, 1) + 1;
     const int64_t grain = grain_of(ids_per_bag * b_.features * sizeof(T));
-    at::parallel_for(0, b_.num_bags, grain, [&](int64_t begin, int64_t end) {
+    parallel_for(0, b_.num_bags, grain, [&](int64_t begin, int64_t end) {
       std::vector<OwnId> own;
       std::vector<int64_t> ends;
       while (begin < end) {
@@ -242,7 +243,7 @@ template <typename T, typename Id>
 void dot_by_id(const BagWeightsGradient& g) {
   const auto *grad = static_cast<const T*>(g.grad), *part = static_cast<const T*>(g.part);
   const auto *ids = static_cast<const Id*>(g.ids), *bag_of_id = static_cast<const Id*>(g.bag_of_id);
-  at::parallel_for(0, g.num_ids, grain_of(g.features * sizeof(T)), [&](int64_t begin, int64_t end) {
+  parallel_for(0, g.num_ids, grain_of(g.features * sizeof(T)), [&](int64_t begin, int64_t end) {
     constexpr int kSums = 8;  // at a time, added up in a fixed order
     for (int64_t p = begin; p < end; ++p) {
       TORCH_CHECK_INDEX(is_in_table(ids[p], g.rows), "index out of range in self");

@@ -1,7 +1,8 @@
 #include "ops/kernels/cpu/philox.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/Parallel.h>
+
+#include "comm/parallel_for.h"
 
 namespace dtensor::cpu {
 using namespace internal;
@@ -17,7 +18,7 @@ void for_each_element(const GlobalOffsets& offsets, int64_t numel, const F& f) {
   const auto& last = offsets.empty() ? kScalar : offsets.back();
   const int64_t row = static_cast<int64_t>(last.size());
   if (numel == 0) return;
-  at::parallel_for(0, numel / row, std::max<int64_t>(1, kGrain / row), [&](int64_t begin, int64_t end) {
+  parallel_for(0, numel / row, std::max<int64_t>(1, kGrain / row), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
       int64_t base = 0, rest = r;
       for (int64_t d = static_cast<int64_t>(offsets.size()) - 2; d >= 0; --d) {

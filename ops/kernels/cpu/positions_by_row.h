@@ -1,7 +1,6 @@
 // The gradient of a table's rows on the CPU: which ids each row gets it from, and the rows divided among threads.
 #pragma once
 
-#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "comm/parallel_for.h"
 #include "comm/store_past_caches.h"
 #include "ops/kernels/embedding.h"
 
@@ -45,8 +45,8 @@ struct PositionsByRow {
       }
       return begin;
     };
-    at::parallel_for(0, work_before(num_rows), grain_of(row_bytes),
-                     [&](int64_t begin, int64_t end) { f(row_at(begin), row_at(end)); });
+    internal::parallel_for(0, work_before(num_rows), grain_of(row_bytes),
+                           [&](int64_t begin, int64_t end) { f(row_at(begin), row_at(end)); });
   }
 };
 

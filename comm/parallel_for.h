@@ -1,0 +1,20 @@
+// Work divided among LibTorch's threads for computation, of which at::set_num_threads() sets the number.
+//
+//   parallel_for(0, rows, /*grain=*/64, [&](int64_t begin, int64_t end) {
+//     for (int64_t row = begin; row < end; ++row) compute(row);
+//   });
+#pragma once
+
+#include <cstdint>
+
+#include "absl/functional/function_ref.h"
+
+namespace dtensor::internal {
+
+// Calls f for ranges that together are [begin, end), each of at least `grain` elements, at the same time.
+// Like at::parallel_for, a template that starts threads only in sources compiled with the same OpenMP as LibTorch,
+// which clang does not offer. Inside another parallel_for, of LibTorch too, and with one thread: a single call. Throws
+// what a call threw; if several did, one of these.
+void parallel_for(int64_t begin, int64_t end, int64_t grain, absl::FunctionRef<void(int64_t, int64_t)> f);
+
+}  // namespace dtensor::internal
