@@ -1,5 +1,5 @@
 // Measures many ranks in one process: a step of a tensor-parallel MLP, forward and backward, on World::local, next to
-// loops by hand over the same plain tensors.
+// loops by hand over the same plain tensors; and ranks that compute at the same time next to one after the other.
 //
 //   ./bazelw run //benchmarks:local_ranks
 #include <ATen/Parallel.h>
@@ -8,6 +8,7 @@
 #include <ATen/ops/randn.h>
 
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -72,16 +73,39 @@ std::function<void()> step_by_hand(const Inputs& in) {
   };
 }
 
+std::string name_of(const Sizes& s) {
+  return absl::StrCat("step of an MLP on ", s.ranks, " ranks of one process, ", s.tokens, " tokens, ", s.width, " x ",
+                      s.hidden);
+}
+
+// On all threads of LibTorch: the ranks' parts at the same time, and one after the other.
+void compare_parallel_ranks(Gates& gates) {
+  for (const Sizes& s : {Sizes{8, 128, 256, 2048, 0}, Sizes{64, 64, 128, 2048, 0}, Sizes{8, 1024, 1024, 4096, 0}}) {
+    const DeviceMesh mesh(World::local(s.ranks), {s.ranks}, {"tp"});
+    const std::function<void()> step = our_step(make_inputs(s), mesh);
+    const auto as = [&](bool parallel) {
+      return [&step, parallel] {
+        set_parallel_ranks(parallel);
+        step();
+      };
+    };
+    const PairedTimes times = time_pairs(as(true), as(false), 20);
+    set_parallel_ranks(false);
+    gates.note(compared(absl::StrCat(name_of(s), ", in parallel on ", at::get_num_threads(), " threads"),
+                        "one rank after the other", times),
+               times.ratio);
+  }
+}
+
 int run() {
-  at::set_num_threads(1);
   Gates gates;
+  compare_parallel_ranks(gates);
+  at::set_num_threads(1);
   for (const Sizes& s : {Sizes{8, 128, 256, 2048, 1.1}, Sizes{64, 64, 128, 2048, 0}, Sizes{512, 8, 16, 1024, 1.3}}) {
     const DeviceMesh mesh(World::local(s.ranks), {s.ranks}, {"tp"});
     const Inputs inputs = make_inputs(s);
     const PairedTimes times = time_pairs(our_step(inputs, mesh), step_by_hand(inputs), 50);
-    const Comparison row = compared(absl::StrCat("step of an MLP on ", s.ranks, " ranks of one process, ", s.tokens,
-                                                 " tokens, ", s.width, " x ", s.hidden),
-                                    "loops by hand", times);
+    const Comparison row = compared(name_of(s), "loops by hand", times);
     s.gate > 0 ? gates.at_most(row, times.ratio, s.gate) : gates.note(row, times.ratio);
   }
   return gates.close();

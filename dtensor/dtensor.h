@@ -31,6 +31,7 @@
 #include "dtensor/mixed_precision.h"
 #include "dtensor/optimize_layouts.h"
 #include "dtensor/overlap_communication.h"
+#include "dtensor/parallel_ranks.h"
 #include "dtensor/parallelize_module.h"
 #include "dtensor/pipeline.h"
 #include "dtensor/predict_module_layouts.h"

@@ -23,11 +23,13 @@
 #include "dtensor/dispatch/reduce_first.h"
 #include "dtensor/dispatch/report_work.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/each_rank.h"
 #include "dtensor/tensor/host_parts.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/step_decider.h"
 #include "dtensor/views/view_call.h"
 #include "plan/redistribute_planner.h"
+#include "propagation/trial_run.h"
 
 namespace dtensor::internal {
 namespace {
@@ -45,41 +47,61 @@ void check_local(const OpInfo& info, const Spec& spec, const at::Tensor& local, 
               ". The rule of this operator is wrong.");
 }
 
-// Runs the local operator once per owned rank; outputs[k][i] is output k on local rank i.
-std::vector<RankTensors> run_local(const OpInfo& info, const Decision& decision, const Inputs& in,
-                                   c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals,
-                                   bool check) {
-  const size_t ranks = in.mesh.local_ranks().size();
-  std::vector<RankTensors> outputs(decision.outputs.size());
-  for (auto& o : outputs) o.reserve(ranks);
-  LocalGuard guard;
+// By the first local rank; 0 of operators whose ranks compute one after the other: views, as they take no time, and
+// random ones, as the order of their ranks is that of the numbers they draw.
+int64_t num_elements_to_read(const OpInfo& info, const std::vector<RankTensors>& locals) {
+  int64_t num = 0;
+  if (info.is_view || is_random(info.op)) return num;
+  for (const RankTensors& input : locals) num += input.empty() ? 0 : num_cpu_elements(input[0]);
+  return num;
+}
+
+// What the calls of the local operator on all owned ranks share.
+struct LocalCalls {
+  const OpInfo& info;
+  const Decision& decision;
+  const Inputs& in;
+  c10::ArrayRef<c10::IValue> args;
+  const std::vector<RankTensors>& locals;
+  bool check;
+};
+
+// Sets outputs[k][r] to output k on local rank r.
+void run_on_rank(const LocalCalls& calls, size_t r, std::vector<RankTensors>& outputs) {
+  const auto& [info, decision, in, args, locals, check] = calls;
   Stack stack;
   stack.reserve(args.size());
-  for (size_t r = 0; r < ranks; ++r) {
-    fill_local_stack(stack, in, args, locals, r);
-    if (decision.rule->local) {
-      const WrittenResults written(info, stack);
-      decision.rule->local({info.op, decision.computed, decision.outputs, static_cast<int64_t>(r), in.mesh}, stack);
-      written.settle(stack);
+  fill_local_stack(stack, in, args, locals, r);
+  if (decision.rule->local) {
+    const WrittenResults written(info, stack);
+    decision.rule->local({info.op, decision.computed, decision.outputs, static_cast<int64_t>(r), in.mesh}, stack);
+    written.settle(stack);
+  } else {
+    info.op.callBoxed(stack);
+  }
+  size_t k = 0;
+  for (auto& result : stack) {
+    if (result.isTensor()) {
+      outputs.at(k++)[r] = std::move(result).toTensor();
     } else {
-      info.op.callBoxed(stack);
-    }
-    size_t k = 0;
-    for (auto& result : stack) {
-      if (result.isTensor()) {
-        outputs.at(k++).push_back(std::move(result).toTensor());
-      } else {
-        for (const auto& x : result.toListRef()) outputs.at(k++).push_back(x.toTensor());
-      }
-    }
-    TORCH_CHECK(k == decision.outputs.size(), info.name, ": the local operator gave ", k, " tensors where ",
-                decision.outputs.size(), " were expected.");
-    if (check) {
-      for (size_t o = 0; o < outputs.size(); ++o) {
-        if (decision.outputs[o]) check_local(info, *decision.outputs[o], outputs[o][r], static_cast<int64_t>(r));
-      }
+      for (const auto& x : result.toListRef()) outputs.at(k++)[r] = x.toTensor();
     }
   }
+  TORCH_CHECK(k == decision.outputs.size(), info.name, ": the local operator gave ", k, " tensors where ",
+              decision.outputs.size(), " were expected.");
+  for (size_t o = 0; check && o < outputs.size(); ++o) {
+    if (decision.outputs[o]) check_local(info, *decision.outputs[o], outputs[o][r], static_cast<int64_t>(r));
+  }
+}
+
+// Runs the local operator on each owned rank; outputs[k][i] is output k on local rank i.
+std::vector<RankTensors> run_local(const LocalCalls& calls) {
+  const size_t ranks = calls.in.mesh.local_ranks().size();
+  std::vector<RankTensors> outputs(calls.decision.outputs.size(), RankTensors(ranks));
+  LocalGuard guard;
+  for_each_rank(
+      ranks, [&] { return num_elements_to_read(calls.info, calls.locals); },
+      [&](size_t r) { run_on_rank(calls, r, outputs); });
   return outputs;
 }
 
@@ -153,8 +175,8 @@ struct CallWithin {
 std::vector<RankTensors> run_decided(const OpInfo& info, const Decided& decided, const Inputs& in,
                                      c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals) {
   auto outputs = is_offload_used()
-                     ? run_local(info, *decided.decision, in, args, on_one_device(info, in, locals), decided.made_now)
-                     : run_local(info, *decided.decision, in, args, locals, decided.made_now);
+                     ? run_local({info, *decided.decision, in, args, on_one_device(info, in, locals), decided.made_now})
+                     : run_local({info, *decided.decision, in, args, locals, decided.made_now});
   keep_decision(in, decided);
   report_work(info, *decided.decision, in, args);
   return outputs;

@@ -15,6 +15,7 @@
 #include "dtensor/dispatch/internal/module_call.h"
 #include "dtensor/dispatch/report_work.h"
 #include "dtensor/layout_cache/storage_cache.h"
+#include "dtensor/tensor/each_rank.h"
 #include "propagation/decision.h"
 #include "propagation/strategy_cache.h"
 
@@ -219,11 +220,18 @@ std::vector<at::Tensor> ListCall::run(const std::function<std::vector<at::Tensor
   try {
     LocalGuard guard;
     const size_t ranks = mesh_.local_ranks().size();
-    for (RankTensors& result : locals) result.reserve(ranks);
-    for (size_t r = 0; r < ranks; ++r) {
+    for (RankTensors& result : locals) result.resize(ranks);
+    const auto num_elements = [&] {
+      int64_t num = 0;
+      for (const Argument& arg : args_) {
+        for (const at::Tensor* parts : arg.parts) num += num_cpu_elements(parts[0]);
+      }
+      return num;
+    };
+    for_each_rank(ranks, num_elements, [&](size_t r) {
       std::vector<at::Tensor> of_rank = call_op(r);
-      for (size_t n = 0; n < locals.size(); ++n) locals[n].push_back(std::move(of_rank[n]));
-    }
+      for (size_t n = 0; n < locals.size(); ++n) locals[n][r] = std::move(of_rank[n]);
+    });
   } catch (...) {
     note_writes();
     throw;

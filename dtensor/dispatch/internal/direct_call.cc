@@ -146,6 +146,13 @@ bool DirectCall::find_decision() {
   return result_.spec != nullptr;
 }
 
+int64_t DirectCall::num_elements_to_read() const {
+  int64_t num = 0;
+  if (info_.is_view) return num;
+  for (const at::Tensor* t : tensors_) num += num_cpu_elements(meta_without_sync(*t).locals[0]);
+  return num;
+}
+
 at::Tensor DirectCall::make_result(RankTensors&& locals) {
   const at::Tensor& input = *tensors_[0];
   if (!info_.is_view) {

@@ -25,6 +25,7 @@
 
 #include "dtensor/dispatch/internal/decide_call.h"
 #include "dtensor/dispatch/op_info.h"
+#include "dtensor/tensor/each_rank.h"
 #include "dtensor/tensor/representation.h"
 #include "propagation/strategy_cache.h"
 
@@ -69,10 +70,24 @@ class DirectCall {
   // REQUIRES for the others: find_decision() returned true.
   size_t num_ranks() const { return meta_without_sync(*tensors_[0]).locals.size(); }  // that this process owns
   Shape result_sizes(size_t r) const { return result_.spec->local_shape(static_cast<int64_t>(r)); }
+  // f(r), the operator on local rank r, on plain tensors: its results, or for an operator that writes none.
+  template <typename F>
+  RankTensors compute(const F& f) const {
+    const LocalGuard guard;
+    return compute_on_each_rank(
+        num_ranks(), [this] { return num_elements_to_read(); }, f);
+  }
+  template <typename F>
+  void for_each_rank(const F& f) const {
+    const LocalGuard guard;
+    internal::for_each_rank(
+        num_ranks(), [this] { return num_elements_to_read(); }, f);
+  }
   at::Tensor make_result(RankTensors&& locals);  // call it last
   void note_write() const;                       // after the operator wrote to the first tensor, or threw
 
  private:
+  int64_t num_elements_to_read() const;  // by the first local rank
   void add_value(size_t i, const c10::IValue& value);
   bool has_ordinary_tensors() const;
   void add_context(bool scoped);

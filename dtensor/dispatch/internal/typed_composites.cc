@@ -126,13 +126,7 @@ struct CompositeKernel<Op, at::Tensor(Args...)> {
   static bool is_styled(const at::Tensor* t) { return is_dtensor(*t) && has_style(*t); }
 
   static at::Tensor compute(DirectCall& direct, const Args&... args) {
-    RankTensors locals;
-    locals.reserve(direct.num_ranks());
-    {
-      LocalGuard guard;
-      for (size_t r = 0; r < direct.num_ranks(); ++r) locals.push_back(Op::call(local_of(args, r)...));
-    }
-    return direct.make_result(std::move(locals));
+    return direct.make_result(direct.compute([&](size_t r) { return Op::call(local_of(args, r)...); }));
   }
 };
 

@@ -87,13 +87,7 @@ struct TypedKernel<Op, Result(Args...)> {
     } else if constexpr (is_plain_view<Op>) {
       return direct.make_result(view_parts(direct, args...));
     } else {
-      RankTensors locals;
-      locals.reserve(direct.num_ranks());
-      {
-        LocalGuard guard;
-        for (size_t r = 0; r < direct.num_ranks(); ++r) locals.push_back(run_on(direct, r, args...));
-      }
-      return direct.make_result(std::move(locals));
+      return direct.make_result(direct.compute([&](size_t r) { return run_on(direct, r, args...); }));
     }
   }
 
@@ -127,8 +121,7 @@ struct TypedKernel<Op, Result(Args...)> {
 
   static void write(const DirectCall& direct, Args... args) {
     try {
-      LocalGuard guard;
-      for (size_t r = 0; r < direct.num_ranks(); ++r) Op::call(local_of(args, r)...);
+      direct.for_each_rank([&](size_t r) { Op::call(local_of(args, r)...); });
     } catch (...) {
       direct.note_write();
       throw;

@@ -22,6 +22,7 @@
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/layout_cache/storage_cache.h"
+#include "dtensor/tensor/each_rank.h"
 
 namespace dtensor::internal {
 namespace {
@@ -123,6 +124,15 @@ BorrowedTensors parts_of(const List& list, const std::vector<size_t>& numbers, s
   return parts;
 }
 
+// By the first local rank.
+int64_t num_elements_to_read(const Lists& lists) {
+  int64_t num = 0;
+  for (const List& list : lists) {
+    for (const Parts& parts : list.parts) num += num_cpu_elements(parts.on(0));
+  }
+  return num;
+}
+
 void note_writes(const Lists& lists) {
   for (const List& list : lists) {
     if (!list.written) continue;
@@ -164,10 +174,13 @@ struct TypedOptimizer<Op, void(Args...)> {
   static void run(const Lists& lists, Args... args) {
     try {
       LocalGuard guard;
-      for (size_t r = 0; r < meta_without_sync(lists[0].tensors[0]).locals.size(); ++r) {
-        const std::vector<size_t> numbers = with_elements(lists[0], r);
-        if (!numbers.empty()) run_on(r, lists, numbers, std::make_index_sequence<sizeof...(Args)>(), args...);
-      }
+      const size_t ranks = meta_without_sync(lists[0].tensors[0]).locals.size();
+      for_each_rank(
+          ranks, [&] { return num_elements_to_read(lists); },
+          [&](size_t r) {
+            const std::vector<size_t> numbers = with_elements(lists[0], r);
+            if (!numbers.empty()) run_on(r, lists, numbers, std::make_index_sequence<sizeof...(Args)>(), args...);
+          });
     } catch (...) {
       note_writes(lists);
       throw;
