@@ -57,6 +57,8 @@ std::optional<Move> roll(const Arguments& args, at::IntArrayRef sizes) {
   std::vector<int64_t> dims = args["dims"].toIntVector();
   const auto ndim = static_cast<int64_t>(sizes.size());
   if (dims.empty() && ndim == 1) dims = {0};  // else as one flat list
+  const int64_t n = c10::multiply_integers(sizes);
+  if (dims.empty() && shifts.size() == 1 && n > 0 && shifts[0] % n == 0) return Move();
   if (dims.empty() || dims.size() != shifts.size()) return std::nullopt;
   std::vector<int64_t> total(sizes.size(), 0);
   for (size_t k = 0; k < dims.size(); ++k) {

@@ -1,10 +1,14 @@
 // Look-ups: index_select, gather, advanced indexing. If the indexed dim is sharded, every rank looks up the indices
-// that point into its part and returns zeros for the others, so the result is Partial(sum).
+// that point into its part and returns zeros for the others, so the result is Partial(sum). Where there are no indices
+// nothing is looked up.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "ops/indexing/advanced_index.h"
 #include "ops/indexing/local_index.h"
@@ -67,6 +71,8 @@ OutputMetas index_select_metas(const OpCall& call) {
   std::vector<int64_t> sizes(self.sizes().begin(), self.sizes().end());
   const int64_t dim = wrap_dim(call.get_int("dim"), self.ndim());
   TORCH_CHECK_INDEX(index.ndim() <= 1, "index_select(): Index is supposed to be a vector, but got dim: ", index.ndim());
+  TORCH_CHECK_INDEX(index.dtype() == c10::ScalarType::Long || index.dtype() == c10::ScalarType::Int,
+                    "index_select(): Expected dtype int32 or int64 for index");
   if (!sizes.empty()) sizes[dim] = index.meta().numel();
   return metas(sizes, self.dtype());
 }
@@ -206,12 +212,14 @@ OpRule rule_of(FactorRule (*factors)(const OpCall&), OutputMetas (*metas)(const 
 }  // namespace
 
 const RuleFamily index_read_rules("index_read", [](RuleRegistry& registry) {
-  registry.add("aten::index_select", rule_of(index_select, index_select_metas, index_select_local));
-  registry.add("aten::gather", rule_of(gather, nullptr, gather_local));
-  for (const char* op : {"aten::index.Tensor", "aten::_unsafe_index.Tensor"}) {
-    registry.add(op, rule_of(index, nullptr, index_local));
-  }
-  registry.add("aten::take", rule_of(take, take_metas, nullptr));
+  const auto add = [&](const std::vector<std::string>& ops, OpRule rule) {
+    takes_nothing_if_empty(rule);
+    registry.add(ops, rule);
+  };
+  add({"aten::index_select"}, rule_of(index_select, index_select_metas, index_select_local));
+  add({"aten::gather"}, rule_of(gather, nullptr, gather_local));
+  add({"aten::index.Tensor", "aten::_unsafe_index.Tensor"}, rule_of(index, nullptr, index_local));
+  add({"aten::take"}, rule_of(take, take_metas, nullptr));
   registry.add(
       {"aten::bucketize.Tensor", "aten::bucketize.Scalar", "aten::searchsorted.Tensor", "aten::searchsorted.Scalar"},
       rule_of(searchsorted, searchsorted_metas, nullptr));

@@ -219,7 +219,10 @@ const RuleFamily index_write_rules("index_write", [](RuleRegistry& registry) {
     registry.add(op, factor_op([](const OpCall& call) {  // treats the tensor as a flat list: whole
                    FactorRule rule;
                    for (const SpecPtr& s : call.inputs) rule.inputs.emplace_back(s->ndim(), kNoFactor);
-                   rule.outputs = {OutputDims(call.inputs[0]->ndim(), kNoFactor)};
+                   // Without indices it is copied.
+                   const bool is_empty = call.has_arg("index") && call.input("index")->meta().numel() == 0;
+                   if (is_empty) rule.inputs[0] = same_dims(call.inputs[0]->ndim());
+                   rule.outputs = {rule.inputs[0]};
                    return rule;
                  }));
   }

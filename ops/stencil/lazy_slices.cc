@@ -1,7 +1,8 @@
 // Slices and selections of a sharded dim are lazy: nothing is communicated before one is read. One that is only sliced
 // further, or overwritten as a whole, never communicates. They are copied views (copied_view.h), since parts have to
 // move; but ranks fetch only what they lack, and the dim stays split. A slice with no more indices than ranks is
-// replicated. There is no price to compare, as nothing moves yet.
+// replicated. There is no price to compare, as nothing moves yet. All or nothing of a dim is taken by the rule, which
+// moves nothing either.
 #include "ops/stencil/lazy_slices.h"
 
 #include <algorithm>
@@ -21,6 +22,7 @@
 #include "ops/halo/exchange.h"
 #include "ops/stencil/slice_window.h"
 #include "ops/support/cut_dims.h"
+#include "ops/support/slice_range.h"
 #include "ops/views/blocks.h"
 #include "placement/placement.h"
 #include "placement/with_dim.h"
@@ -240,15 +242,9 @@ std::optional<Taken> taken_by_slice(const Arguments& args, at::IntArrayRef sizes
   const auto dim = valid_dim(args["dim"], static_cast<int64_t>(sizes.size()));
   const int64_t step = args["step"].toInt();
   if (!dim || step < 1) return std::nullopt;
-  const int64_t n = sizes[*dim];
-  const auto bound = [&](const c10::IValue& value, int64_t missing) {
-    int64_t at = value.isNone() ? missing : value.toInt();
-    if (at < 0) at += n;
-    return std::clamp<int64_t>(at, 0, n);
-  };
-  const int64_t start = bound(args["start"], 0), end = std::max(start, bound(args["end"], n));
-  const int64_t count = (end - start + step - 1) / step;
-  return count == 0 || count == n ? std::nullopt : std::optional(Taken{*dim, start, count, step});
+  const SliceRange range = slice_range(args["start"], args["end"], step, sizes[*dim]);
+  if (range.moves_nothing(sizes[*dim])) return std::nullopt;
+  return Taken{*dim, range.start, range.count, range.step};
 }
 
 const RuleFamily lazy_slices_handlers("lazy_slices", [](RuleRegistry& registry) {

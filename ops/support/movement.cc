@@ -1,6 +1,11 @@
 #include "ops/support/movement.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
 #include <numeric>
+#include <utility>
 
 namespace dtensor::internal {
 
@@ -28,9 +33,41 @@ FactorRule movement(const OpCall& call, const OutputDims& output, int num_output
   rule.inputs.resize(call.inputs.size());
   rule.inputs[0] = same_dims(call.inputs[0]->ndim());
   rule.outputs.assign(num_outputs, output);
+  if (call.inputs[0]->meta().numel() == 0) return rule;
   if (passing == Passing::kAll) pass_all_partials(rule, {0});
   if (passing == Passing::kLinear) rule.terms = {{0}};
   return rule;
+}
+
+OpRule factor_op_by_ranks(std::function<FactorRule(const OpCall&, bool one_rank)> rule) {
+  OpRule result;
+  result.per_dim = [rule = std::move(rule)](const OpCall& call, int64_t mesh_dim) {
+    return strategies(rule(call, mesh_dim >= 0 && call.mesh.size(mesh_dim) == 1), call, mesh_dim);
+  };
+  return result;
+}
+
+void takes_nothing_if_empty(OpRule& rule) {
+  rule.per_dim = [per_dim = std::move(rule.per_dim)](const OpCall& call, int64_t mesh_dim) {
+    std::vector<DimStrategy> all = per_dim(call, mesh_dim);
+    const auto* result = mesh_dim >= 0 && call.results ? &call.results->tensors.at(0) : nullptr;
+    if (result == nullptr || !*result || (*result)->numel() > 0) return all;
+    // Nothing is left to add up.
+    all.erase(std::remove_if(all.begin(), all.end(), [](const DimStrategy& s) { return s.outputs[0].is_partial(); }),
+              all.end());
+    DimStrategy stays{{Replicate()}, Placements(call.inputs.size())};
+    stays.inputs[0] = call.inputs[0]->placements()[mesh_dim];
+    all.push_back(std::move(stays));
+    return all;
+  };
+  if (!rule.local) return;
+  rule.local = [otherwise = std::move(rule.local)](const LocalCall& call, torch::jit::Stack& stack) {
+    const bool is_whole = call.inputs[0]->is_replicated() || call.outputs[0]->meta().numel() > 0;
+    if (is_whole) return otherwise(call, stack);
+    const Shape sizes = call.outputs[0]->local_shape(call.i);
+    const auto options = stack[0].toTensor().options().dtype(call.outputs[0]->dtype());
+    leave_result(call, stack, at::empty(c10::IntArrayRef(sizes.data(), sizes.size()), options));
+  };
 }
 
 size_t stack_index(const LocalCall& call, const std::string& name) {

@@ -8,7 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "ops/support/cut_dims.h"
 #include "ops/support/movement.h"
+#include "ops/support/slice_range.h"
 
 namespace dtensor::internal {
 namespace {
@@ -20,12 +22,9 @@ struct Blocks {
 
 // The blocks along the mesh dim, which must be the only one that cuts `dim` into blocks of one size.
 std::optional<Blocks> blocks_of(const Spec& spec, int64_t mesh_dim, int64_t dim) {
-  if (mesh_dim < 0) return std::nullopt;
-  const Placements& placements = spec.placements();
-  for (int64_t m = 0; m < static_cast<int64_t>(placements.size()); ++m) {
-    if (placements[m].is_sharded_on(dim) != (m == mesh_dim)) return std::nullopt;
-  }
-  const int64_t count = placements[mesh_dim].is_strided_shard() ? placements[mesh_dim].split_factor() : 1;
+  if (cutting_mesh_dims(spec, {dim}) != std::vector<int64_t>{mesh_dim}) return std::nullopt;
+  const Placement& p = spec.placements()[mesh_dim];
+  const int64_t count = p.is_strided_shard() ? p.split_factor() : 1;
   const int64_t size = spec.sizes()[dim];
   if (size == 0 || size % count != 0) return std::nullopt;
   return Blocks{count, size / count};
@@ -35,25 +34,21 @@ Placement in_blocks(int64_t dim, int64_t count) { return count > 1 ? StridedShar
 
 // The number of blocks of a tensor on the mesh dim that cuts `dim`; 0: it is whole.
 int64_t num_blocks(const Spec& spec, int64_t dim) {
-  for (const Placement& p : spec.placements()) {
-    if (p.is_sharded_on(dim)) return p.is_strided_shard() ? p.split_factor() : 1;
-  }
-  return 0;
+  const std::vector<int64_t> cutting = cutting_mesh_dims(spec, {dim});
+  if (cutting.empty()) return 0;
+  const Placement& p = spec.placements()[cutting[0]];
+  return p.is_strided_shard() ? p.split_factor() : 1;
 }
 
 struct Range {
   int64_t begin = 0, end = 0;
 };
 
-// The range that slice() takes of a dim of `size`; nullopt: not contiguous.
+// The range that slice() takes of a dim of `size`; nullopt: not contiguous, or empty.
 std::optional<Range> range_of(const OpCall& call, int64_t size) {
-  if (call.get_int("step") != 1) return std::nullopt;
-  const auto bound = [&](const char* name, int64_t otherwise) {
-    const int64_t at = call.arg(name).isNone() ? otherwise : call.get_int(name);
-    return std::clamp<int64_t>(at < 0 ? at + size : at, 0, size);
-  };
-  const Range range{bound("start", 0), bound("end", size)};
-  return range.begin < range.end ? std::optional(range) : std::nullopt;
+  const SliceRange taken = slice_range(call, size);
+  if (taken.step != 1 || taken.count == 0) return std::nullopt;
+  return Range{taken.start, taken.start + taken.count};
 }
 
 bool lies_on_borders(const Range& range, int64_t block) { return range.begin % block == 0 && range.end % block == 0; }
@@ -93,6 +88,12 @@ std::optional<DimStrategy> slice_backward_strategy(const OpCall& call, int64_t m
   return DimStrategy{{in_blocks(dim, size / blocks->size)}, {grad.placements()[mesh_dim]}};
 }
 
+std::optional<DimStrategy> slice_scatter_strategy(const OpCall& call, int64_t mesh_dim) {
+  auto strategy = slice_strategy(call, mesh_dim);
+  if (!strategy) return std::nullopt;
+  return DimStrategy{{strategy->inputs[0]}, {strategy->inputs[0], strategy->outputs[0]}};
+}
+
 // Sets the range of a slice that begins with the block `first` and has the size of `count` blocks, where a rank's part
 // of a block has `part` elements.
 void set_range(const LocalCall& call, torch::jit::Stack& stack, int64_t first, int64_t count, int64_t part) {
@@ -110,11 +111,14 @@ int64_t start_on(const torch::jit::Stack& stack, const LocalCall& call, int64_t 
   return std::clamp<int64_t>(at < 0 ? at + size : at, 0, size);
 }
 
-// `whole`: the tensor that has all blocks; `piece`: the slice taken from it, or written to it.
+// `whole`: the tensor that has all blocks; `piece`: the slice taken from it, or written to it. Where nothing is taken,
+// bounds that count from the end could take some of a rank's part.
 void slice_locally(const LocalCall& call, torch::jit::Stack& stack, const Spec& whole, const Spec& piece,
                    const Local& otherwise) {
   const int64_t dim = dim_on(stack, call, whole.ndim()), count = num_blocks(whole, dim);
-  if (count > 0 && whole.sizes()[dim] != piece.sizes()[dim]) {
+  if (count > 0 && piece.sizes()[dim] == 0) {
+    set_range(call, stack, 0, 0, 0);
+  } else if (count > 0 && whole.sizes()[dim] != piece.sizes()[dim]) {
     const int64_t block = whole.sizes()[dim] / count, part = whole.local_shape(call.i)[dim] / count;
     set_range(call, stack, start_on(stack, call, whole.sizes()[dim]) / block, piece.sizes()[dim] / block, part);
   }
@@ -122,15 +126,6 @@ void slice_locally(const LocalCall& call, torch::jit::Stack& stack, const Spec& 
 }
 
 // ------------------------------------------------------------ split
-
-// Sizes of the results.
-std::vector<int64_t> piece_sizes(const OpCall& call, int64_t size) {
-  if (call.has_arg("split_sizes")) return call.get_ints("split_sizes").value_or(std::vector<int64_t>{});
-  std::vector<int64_t> sizes;
-  const int64_t piece = call.get_int("split_size");
-  for (int64_t begin = 0; piece > 0 && begin < size; begin += piece) sizes.push_back(std::min(piece, size - begin));
-  return sizes;
-}
 
 std::optional<DimStrategy> split_strategy(const OpCall& call, int64_t mesh_dim) {
   const Spec& self = *call.inputs[0];
@@ -163,7 +158,7 @@ void split_locally(const LocalCall& call, torch::jit::Stack& stack) {
 
 // ------------------------------------------------------------ cat
 
-// All inputs have blocks of the size that the first sharded one has. Inputs that cat() skips are replicated.
+// All inputs have blocks of the size that the first sharded one has, or none. Inputs that cat() skips are replicated.
 std::optional<DimStrategy> cat_strategy(const OpCall& call, int64_t mesh_dim) {
   const auto first =
       std::find_if(call.inputs.begin(), call.inputs.end(), [](auto& s) { return !is_skipped_by_cat(*s); });
@@ -173,10 +168,11 @@ std::optional<DimStrategy> cat_strategy(const OpCall& call, int64_t mesh_dim) {
   for (const SpecPtr& input : call.inputs) {
     if (is_skipped_by_cat(*input)) continue;
     if (input->ndim() != (*first)->ndim()) return std::nullopt;
+    if (input->sizes()[dim] == 0) continue;
     for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
-      if (m != mesh_dim && input->placements()[m].is_sharded_on(dim)) return std::nullopt;
+      if (m != mesh_dim && cuts_dim(*input, m, dim)) return std::nullopt;
     }
-    if (!blocks && mesh_dim >= 0 && input->placements()[mesh_dim].is_sharded_on(dim)) {
+    if (!blocks && mesh_dim >= 0 && cuts_dim(*input, mesh_dim, dim)) {
       blocks = blocks_of(*input, mesh_dim, dim);
       if (!blocks) return std::nullopt;
     }
@@ -190,7 +186,7 @@ std::optional<DimStrategy> cat_strategy(const OpCall& call, int64_t mesh_dim) {
       continue;
     }
     const int64_t size = input->sizes()[dim];
-    if (size == 0 || size % blocks->size != 0) return std::nullopt;
+    if (size % blocks->size != 0) return std::nullopt;
     strategy.inputs.push_back(in_blocks(dim, size / blocks->size));
     count += size / blocks->size;
   }
@@ -205,7 +201,7 @@ std::optional<DimStrategy> halves_strategy(const OpCall& call, int64_t mesh_dim)
   const Spec& self = *call.input("self");
   const int64_t dim = wrap_dim(call.get_int("dim"), self.ndim());
   for (int64_t m = 0; m < call.mesh.ndim(); ++m) {
-    if (m != mesh_dim && self.placements()[m].is_sharded_on(dim)) return std::nullopt;
+    if (m != mesh_dim && cuts_dim(self, m, dim)) return std::nullopt;
   }
   const Placement halves = StridedShard(dim, 2), half = Shard(dim);
   if (!call.has_arg("grad_output")) return DimStrategy{{half}, {halves}};
@@ -233,6 +229,21 @@ void slice_backward_at_borders(OpRule& rule) {
   rule.local = [otherwise = std::move(rule.local)](const LocalCall& call, torch::jit::Stack& stack) {
     slice_locally(call, stack, *call.outputs[0], *call.inputs[0], otherwise);
   };
+}
+
+void slice_scatter_at_borders(OpRule& rule) {
+  add_strategy(rule, slice_scatter_strategy);
+  rule.local = [](const LocalCall& call, torch::jit::Stack& stack) {
+    slice_locally(call, stack, *call.inputs[0], *call.inputs[1], call_operator);
+  };
+}
+
+std::vector<int64_t> piece_sizes(const OpCall& call, int64_t size) {
+  if (call.has_arg("split_sizes")) return call.get_ints("split_sizes").value_or(std::vector<int64_t>{});
+  const int64_t piece = call.get_int("split_size");
+  std::vector<int64_t> sizes{std::min(piece, size)};
+  for (int64_t begin = piece; piece > 0 && begin < size; begin += piece) sizes.push_back(std::min(piece, size - begin));
+  return sizes;
 }
 
 void split_at_borders(OpRule& rule) {

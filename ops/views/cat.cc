@@ -13,15 +13,15 @@ void pass_together(FactorRule& rule) {
   pass_all_partials(rule, all);
 }
 
-FactorRule cat(const OpCall& call) {
+FactorRule cat(const OpCall& call, bool one_rank) {
   int64_t ndim = 1, joined = 0;
   for (const SpecPtr& s : call.inputs) {
     if (is_skipped_by_cat(*s)) continue;
     ndim = s->ndim();
-    ++joined;
+    joined += s->sizes()[wrap_dim(call.get_int("dim"), ndim)] > 0;
   }
   OutputDims dims = same_dims(ndim);
-  if (joined > 1) dims.at(wrap_dim(call.get_int("dim"), ndim)) = kNoFactor;  // a single tensor is copied
+  if (joined > 1 && !one_rank) dims.at(wrap_dim(call.get_int("dim"), ndim)) = kNoFactor;  // a single one is copied
   FactorRule rule;
   for (const SpecPtr& s : call.inputs) rule.inputs.push_back(is_skipped_by_cat(*s) ? OutputDims{kNoFactor} : dims);
   rule.outputs = {dims};
@@ -43,7 +43,7 @@ FactorRule stack(const OpCall& call) {
 }  // namespace
 
 const RuleFamily cat_rules("cat", [](RuleRegistry& registry) {
-  OpRule joined = factor_op(cat);
+  OpRule joined = factor_op_by_ranks(cat);
   cat_at_borders(joined);
   registry.add("aten::cat", joined);
   registry.add("aten::stack", factor_op(stack));

@@ -1,13 +1,16 @@
 // Parts of dims: select, slice, split, diagonals, padding, rolling, triangles, and their backward. A sliced dim is
-// computed whole, unless it is sliced at the borders of its blocks (blocks.h); the others may be split.
+// computed whole, unless it is sliced at the borders of its blocks (blocks.h), or all of it is taken, or nothing; the
+// others may be split.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 
+#include "ops/support/cut_dims.h"
 #include "ops/support/meta_tensor.h"
 #include "ops/support/movement.h"
+#include "ops/support/slice_range.h"
 #include "ops/views/blocks.h"
 #include "propagation/rule_registry.h"
 
@@ -31,34 +34,50 @@ OutputDims with_whole(OutputDims dims, const std::vector<int64_t>& whole) {
   return dims;
 }
 
-OutputDims select(const OpCall& call) { return without(same_dims(ndim(call)), dim_arg(call, "dim")); }
-
-OutputDims select_backward(const OpCall& call) { return with_new(same_dims(ndim(call)), dim_arg(call, "dim", 1)); }
-
-// Whether the slice takes all of a dim of `size`. Then no rank needs more than it has.
-bool takes_all(const OpCall& call, int64_t size) {
-  int64_t start = call.get_optional_int("start").value_or(0);
-  int64_t end = call.get_optional_int("end").value_or(size);
-  if (start < 0) start += size;
-  if (end < 0) end += size;
-  return call.get_int("step") == 1 && start <= 0 && end >= size;
+OutputDims select(const OpCall& call, bool /*one_rank*/) {
+  return without(same_dims(ndim(call)), dim_arg(call, "dim"));
 }
 
-OutputDims slice(const OpCall& call) {
-  const int64_t dim = dim_arg(call, "dim");
-  const OutputDims dims = same_dims(ndim(call));
-  return takes_all(call, call.inputs[0]->sizes()[dim]) ? dims : with_whole(dims, {dim});
+OutputDims select_backward(const OpCall& call, bool /*one_rank*/) {
+  return with_new(same_dims(ndim(call)), dim_arg(call, "dim", 1));
 }
 
-OutputDims slice_backward(const OpCall& call) {
-  const int64_t dim = dim_arg(call, "dim");
+// Of a slice of a dim of `size`.
+OutputDims sliced_dims(const OpCall& call, int64_t size) {
   const OutputDims dims = same_dims(ndim(call));
-  return takes_all(call, call.get_ints("input_sizes")->at(dim)) ? dims : with_whole(dims, {dim});
+  return slice_range(call, size).moves_nothing(size) ? dims : with_whole(dims, {dim_arg(call, "dim")});
+}
+
+OutputDims slice(const OpCall& call, bool one_rank) {
+  return one_rank ? same_dims(ndim(call)) : sliced_dims(call, call.inputs[0]->sizes()[dim_arg(call, "dim")]);
+}
+
+OutputDims slice_backward(const OpCall& call, bool one_rank) {
+  return one_rank ? same_dims(ndim(call)) : sliced_dims(call, call.get_ints("input_sizes")->at(dim_arg(call, "dim")));
+}
+
+OutputDims narrow_copy(const OpCall& call, bool one_rank) {
+  const int64_t dim = dim_arg(call, "dim"), length = call.get_int("length");
+  const OutputDims dims = same_dims(ndim(call));
+  return one_rank || length == 0 || length == call.inputs[0]->sizes()[dim] ? dims : with_whole(dims, {dim});
+}
+
+// A part of which all or nothing is taken.
+void narrow_locally(OpRule& rule) {
+  rule.local = [](const LocalCall& call, torch::jit::Stack& stack) {
+    const int64_t dim = wrap_dim(stack[stack_index(call, "dim")].toInt(), call.inputs[0]->ndim());
+    if (is_cut(*call.inputs[0], dim)) {
+      stack[stack_index(call, "start")] = 0;
+      stack[stack_index(call, "length")] = call.outputs[0]->local_shape(call.i)[dim];
+    }
+    call.op.callBoxed(stack);
+  };
 }
 
 OutputDims whole_dim(const OpCall& call) { return with_whole(same_dims(ndim(call)), {dim_arg(call, "dim")}); }
 
-OutputDims whole_dims(const OpCall& call) {
+OutputDims whole_dims(const OpCall& call, bool one_rank) {
+  if (one_rank) return same_dims(ndim(call));
   std::vector<int64_t> dims;
   for (int64_t d : call.get_ints("dims").value_or(std::vector<int64_t>{})) dims.push_back(wrap_dim(d, ndim(call)));
   // Without dims, a tensor is rolled as one flat list.
@@ -66,44 +85,45 @@ OutputDims whole_dims(const OpCall& call) {
   return with_whole(same_dims(ndim(call)), dims);
 }
 
-OutputDims unfold(const OpCall& call) {
-  const OutputDims dims = with_whole(same_dims(ndim(call)), {dim_arg(call, "dimension")});
-  return with_new(dims, static_cast<int64_t>(dims.size()));
+OutputDims unfold(const OpCall& call, bool one_rank) {
+  const OutputDims dims = same_dims(ndim(call));
+  return with_new(one_rank ? dims : with_whole(dims, {dim_arg(call, "dimension")}), ndim(call));
 }
 
-OutputDims unfold_backward(const OpCall& call) {
+// The number of empty windows depends on the size of the whole dim.
+void unfold_nothing(OpRule& rule) {
+  rule.local = [](const LocalCall& call, torch::jit::Stack& stack) { call.op.callBoxed(stack); };
+  takes_nothing_if_empty(rule);
+}
+
+OutputDims unfold_backward(const OpCall& call, bool one_rank) {
   const int64_t n = static_cast<int64_t>(call.get_ints("input_sizes").value_or(std::vector<int64_t>{}).size());
-  return with_whole(same_dims(n), {wrap_dim(call.get_int("dim"), n)});
+  return one_rank ? same_dims(n) : with_whole(same_dims(n), {wrap_dim(call.get_int("dim"), n)});
 }
 
-OutputDims diagonal(const OpCall& call) {
+OutputDims diagonal(const OpCall& call, bool /*one_rank*/) {
   const int64_t dim1 = dim_arg(call, "dim1"), dim2 = dim_arg(call, "dim2");
   const OutputDims rest = without(without(same_dims(ndim(call)), std::max(dim1, dim2)), std::min(dim1, dim2));
   return with_new(rest, static_cast<int64_t>(rest.size()));
 }
 
 // The inverse: the last dim becomes two.
-OutputDims to_diagonal(const OpCall& call) {
+OutputDims to_diagonal(const OpCall& call, bool /*one_rank*/) {
   const int64_t dim1 = dim_arg(call, "dim1", 1), dim2 = dim_arg(call, "dim2", 1);
   return with_new(with_new(same_dims(ndim(call) - 1), std::min(dim1, dim2)), std::max(dim1, dim2));
 }
 
 // ------------------------------------------------------------ several results
 
-FactorRule split(const OpCall& call) {
-  const int64_t dim = dim_arg(call, "dim");
-  const int64_t size = call.inputs[0]->sizes()[dim];
-  int64_t pieces = 1;
-  if (call.has_arg("split_sizes")) {
-    pieces = static_cast<int64_t>(call.get_ints("split_sizes").value_or(std::vector<int64_t>{}).size());
-  } else if (const int64_t piece = call.get_int("split_size"); piece > 0) {
-    pieces = std::max<int64_t>((size + piece - 1) / piece, 1);
-  }
-  return movement(call, whole_dim(call), static_cast<int>(pieces));
+FactorRule split(const OpCall& call, bool one_rank) {
+  const int64_t size = call.inputs[0]->sizes()[dim_arg(call, "dim")];
+  const std::vector<int64_t> pieces = piece_sizes(call, size);
+  const bool stays = std::all_of(pieces.begin(), pieces.end(), [&](int64_t n) { return n == 0 || n == size; });
+  return movement(call, one_rank || stays ? same_dims(ndim(call)) : whole_dim(call), static_cast<int>(pieces.size()));
 }
 
 FactorRule unbind(const OpCall& call) {
-  return movement(call, select(call), static_cast<int>(call.inputs[0]->sizes()[dim_arg(call, "dim")]));
+  return movement(call, select(call, false), static_cast<int>(call.inputs[0]->sizes()[dim_arg(call, "dim")]));
 }
 
 // ------------------------------------------------------------ a part replaced
@@ -117,22 +137,24 @@ FactorRule replace(const OpCall& call, OutputDims self, OutputDims part) {
   return rule;
 }
 
-FactorRule select_scatter(const OpCall& call) { return replace(call, whole_dim(call), select(call)); }
+FactorRule select_scatter(const OpCall& call) { return replace(call, whole_dim(call), select(call, false)); }
 
-FactorRule slice_scatter(const OpCall& call) { return replace(call, slice(call), slice(call)); }
+FactorRule slice_scatter(const OpCall& call, bool one_rank) {
+  return replace(call, slice(call, one_rank), slice(call, one_rank));
+}
 
 FactorRule diagonal_scatter(const OpCall& call) {
   const OutputDims self = with_whole(same_dims(ndim(call)), {dim_arg(call, "dim1"), dim_arg(call, "dim2")});
-  return replace(call, self, diagonal(call));
+  return replace(call, self, diagonal(call, false));
 }
 
 // ------------------------------------------------------------ padding, triangles
 
-FactorRule constant_pad_nd(const OpCall& call) {
+FactorRule constant_pad_nd(const OpCall& call, bool one_rank) {
   OutputDims dims = same_dims(ndim(call));
   const std::vector<int64_t> pad = call.get_ints("pad").value_or(std::vector<int64_t>{});
   for (size_t k = 0; k < pad.size(); ++k) {
-    if (pad[k] != 0) dims.at(dims.size() - 1 - k / 2) = kNoFactor;
+    if (pad[k] != 0 && !one_rank) dims.at(dims.size() - 1 - k / 2) = kNoFactor;
   }
   return movement(call, dims, 1, call.arg("value").toScalar().equal(0) ? Passing::kAll : Passing::kNone);
 }
@@ -187,11 +209,11 @@ OutputMetas input_sizes_metas(const OpCall& call) {
 
 struct Movement {
   std::vector<std::string> ops;
-  OutputDims (*dims)(const OpCall&);
+  OutputDims (*dims)(const OpCall&, bool one_rank);
   const char* sizes_arg = nullptr;  // to be replaced by local sizes
   OutputMetas (*metas)(const OpCall&) = nullptr;
   Passing passing = Passing::kAll;
-  void (*at_borders)(OpRule&) = nullptr;
+  void (*add)(OpRule&) = nullptr;
 };
 
 }  // namespace
@@ -202,33 +224,36 @@ const RuleFamily slice_rules("slice", [](RuleRegistry& registry) {
       {{"aten::select_backward"}, select_backward, "input_sizes"},
       {{"aten::slice.Tensor", "aten::slice_copy.Tensor"}, slice, nullptr, nullptr, Passing::kAll, slice_at_borders},
       {{"aten::slice_backward"}, slice_backward, "input_sizes", nullptr, Passing::kAll, slice_backward_at_borders},
-      {{"aten::narrow_copy"}, whole_dim},
-      {{"aten::unfold", "aten::unfold_copy"}, unfold},
+      {{"aten::narrow_copy"}, narrow_copy, nullptr, nullptr, Passing::kAll, narrow_locally},
+      {{"aten::unfold", "aten::unfold_copy"}, unfold, nullptr, nullptr, Passing::kAll, unfold_nothing},
       {{"aten::unfold_backward"}, unfold_backward, "input_sizes", input_sizes_metas, Passing::kLinear},
-      {{"aten::diagonal", "aten::diagonal_copy"}, diagonal},
+      {{"aten::diagonal", "aten::diagonal_copy"}, diagonal, nullptr, nullptr, Passing::kAll, takes_nothing_if_empty},
       {{"aten::diagonal_backward"}, to_diagonal, "input_sizes"},
       {{"aten::diag_embed"}, to_diagonal},
       {{"aten::flip"}, whole_dims, nullptr, like_input},
       {{"aten::roll"}, whole_dims, nullptr, roll_metas},
   };
   for (const Movement& m : table) {
-    OpRule rule = factor_op(
-        [dims = m.dims, passing = m.passing](const OpCall& call) { return movement(call, dims(call), 1, passing); });
+    OpRule rule = factor_op_by_ranks([dims = m.dims, passing = m.passing](const OpCall& call, bool one_rank) {
+      return movement(call, dims(call, one_rank), 1, passing);
+    });
     if (m.sizes_arg != nullptr) rule.local = with_local_sizes(m.sizes_arg);
     if (m.metas != nullptr) rule.metas = m.metas;
-    if (m.at_borders != nullptr) m.at_borders(rule);
+    if (m.add != nullptr) m.add(rule);
     registry.add(m.ops, rule);
   }
-  OpRule pieces = factor_op(split);
+  OpRule pieces = factor_op_by_ranks(split);
   split_at_borders(pieces);
   registry.add({"aten::split.Tensor", "aten::split_with_sizes", "aten::unsafe_split.Tensor",
                 "aten::unsafe_split_with_sizes", "aten::split_copy.Tensor", "aten::split_with_sizes_copy"},
                pieces);
   for (const char* op : {"aten::unbind.int", "aten::unbind_copy.int"}) registry.add(op, factor_op(unbind));
   registry.add("aten::select_scatter", factor_op(select_scatter));
-  registry.add("aten::slice_scatter", factor_op(slice_scatter));
+  OpRule replaced = factor_op_by_ranks(slice_scatter);
+  slice_scatter_at_borders(replaced);
+  registry.add("aten::slice_scatter", replaced);
   registry.add("aten::diagonal_scatter", factor_op(diagonal_scatter));
-  registry.add("aten::constant_pad_nd", factor_op(constant_pad_nd));
+  registry.add("aten::constant_pad_nd", factor_op_by_ranks(constant_pad_nd));
   for (const char* op : {"aten::tril", "aten::triu"}) registry.add(op, triangle());
 });
 

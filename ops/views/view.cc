@@ -223,13 +223,14 @@ void squeeze_local(const LocalCall& call, torch::jit::Stack& stack) {
   leave_result(call, stack, std::move(result));
 }
 
+// A dim of which nothing is left may stay split.
 OutputDims expand(const OpCall& call) {
   const auto& sizes = call.inputs[0]->sizes();
   const auto wanted = call.get_ints("size").value_or(std::vector<int64_t>{});
   const int64_t extra = static_cast<int64_t>(wanted.size()) - ndim(call);
   OutputDims dims(wanted.size(), kNoFactor);
   for (int64_t d = 0; d < ndim(call) && extra >= 0; ++d) {
-    if (wanted[d + extra] == -1 || wanted[d + extra] == sizes[d]) dims[d + extra] = static_cast<int>(d);
+    if (wanted[d + extra] <= 0 || wanted[d + extra] == sizes[d]) dims[d + extra] = static_cast<int>(d);
   }
   return dims;
 }
@@ -239,7 +240,7 @@ OutputDims repeat(const OpCall& call) {
   const int64_t extra = static_cast<int64_t>(repeats.size()) - ndim(call);
   OutputDims dims(repeats.size(), kNoFactor);
   for (int64_t d = 0; d < ndim(call) && extra >= 0; ++d) {
-    if (repeats[d + extra] == 1) dims[d + extra] = static_cast<int>(d);
+    if (repeats[d + extra] <= 1) dims[d + extra] = static_cast<int>(d);
   }
   return dims;
 }
