@@ -1,8 +1,8 @@
 // Slices and selections of a sharded dim are lazy: nothing is communicated before one is read. One that is only sliced
 // further, or overwritten as a whole, never communicates. They are copied views (copied_view.h), since parts have to
 // move; but ranks fetch only what they lack, and the dim stays split. A slice with no more indices than ranks is
-// replicated. There is no price to compare, as nothing moves yet. All or nothing of a dim is taken by the rule, which
-// moves nothing either.
+// replicated. There is no price to compare, as nothing moves yet, and so no decision. All or nothing of a dim is taken
+// by the rule, which moves nothing either.
 #include "ops/stencil/lazy_slices.h"
 
 #include <algorithm>
@@ -28,7 +28,6 @@
 #include "placement/with_dim.h"
 #include "plan/memo.h"
 #include "propagation/rule_registry.h"
-#include "propagation/strategy_cache.h"
 
 namespace dtensor::internal {
 namespace {
@@ -105,7 +104,8 @@ SliceWindowPtr window_of_slices(const SpecPtr& root, const SpecPtr& view, int64_
   WindowMemo& memo = root->mesh().world().attachment<WindowMemo>();
   const std::tuple key{root->id(), view->id(), offset};
   if (const auto known = memo.find(key)) return *known;
-  const bool is_alike = root->ndim() == view->ndim() && root->dtype() == view->dtype() && root->meta().numel() > 0;
+  const bool is_alike = root->ndim() == view->ndim() && root->dtype() == view->dtype() && root->meta().numel() > 0 &&
+                        view->placements() == as_addends(root->placements());
   auto map = is_alike ? map_dims(window_of(*view, offset), window_of(*root, 0)) : std::nullopt;
   for (int64_t d = 0; map && d < view->ndim(); ++d) {
     if (map->base_dim[d] != d && view->sizes()[d] != 1) {
@@ -190,19 +190,14 @@ Slice make_slice(const SpecPtr& source, const Taken& taken, bool selects) {
 // By the spec's number, the indices and whether one is selected.
 struct SliceMemo : Memo<std::array<int64_t, 6>, Slice, 1024> {};
 
-// Errors: that of a frozen strategy cache.
-Slice slice_of(const c10::OperatorHandle& op, const Stack& stack, const SpecPtr& source, const Taken& taken,
-               bool selects) {
-  const World& world = source->mesh().world();
-  SliceMemo& memo = world.attachment<SliceMemo>();
+// Also while the strategy cache is frozen: the spec and the indices alone say what is taken, whether or not it was
+// taken before.
+Slice slice_of(const SpecPtr& source, const Taken& taken, bool selects) {
+  SliceMemo& memo = source->mesh().world().attachment<SliceMemo>();
   const std::array<int64_t, 6> key{
       static_cast<int64_t>(source->id()), taken.dim, taken.start, taken.count, taken.step, selects};
   if (auto known = memo.find(key)) return *std::move(known);
   Slice slice = make_slice(source, taken, selects);
-  if (slice.window) {
-    const auto args = torch::jit::last(stack, op.schema().arguments().size());
-    strategy_cache(world).check_open(OpCall::make(c10::toString(op.operator_name()), {source}, args.vec()));
-  }
   memo.insert(key, slice, {source});
   return slice;
 }
@@ -214,7 +209,7 @@ void take_part(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor self = args.tensor("self");
   const auto taken = kSelect ? taken_by_select(args, self.sizes()) : taken_by_slice(args, self.sizes());
   const SpecPtr& source = spec_of(self);
-  const Slice slice = taken && is_cut(*source, taken->dim) ? slice_of(op, stack, source, *taken, kSelect) : Slice();
+  const Slice slice = taken && is_cut(*source, taken->dim) ? slice_of(source, *taken, kSelect) : Slice();
   if (!slice.window || !fits(*slice.window)) return dispatch_by_rule(op, stack);
 
   const int64_t begin = self.storage_offset() + taken->start * self.stride(taken->dim);

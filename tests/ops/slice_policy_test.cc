@@ -12,6 +12,7 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "placement/geometry.h"
+#include "propagation/strategy_cache.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 #include "tests/testing/traffic.h"
@@ -161,6 +162,24 @@ TEST_CASE("slice policy: above a memory limit a slice follows its rule", "[ops][
   const RedistributeMemoryLimit limit(1);
   CHECK_THROWS_WITH(x.slice(0, 1), Catch::Contains("aten::slice.Tensor") && Catch::Contains("max_bytes is 1,"));
   CHECK(traffic([&] { x.slice(0, -3, 2).eq(0); }) == Traffic{0, 0});
+}
+
+TEST_CASE("slice policy: a frozen cache lets slices at new positions pass, as far as no rule decides", "[ops][halo]") {
+  const int64_t positions = 2500;  // more than are remembered
+  const DeviceMesh mesh(World::local(2), {2});
+  const Tensor plain = at::arange(positions * 2, at::kDouble).view({positions, 2});
+  const Tensor rows = distribute_tensor(plain, mesh, {Shard(0)}), columns = distribute_tensor(plain, mesh, {Shard(1)});
+  const auto step = [&](int64_t t) { return rows.select(0, t) + rows.slice(0, t, t + 1).squeeze(0); };
+  step(0);
+  StrategyCache& cache = strategy_cache(mesh.world());
+  cache.freeze();
+  bool equal = true;
+  for (int64_t t = 1; t < positions; ++t) equal = equal && at::equal(DTensor(step(t)).locals()[1], plain[t] * 2);
+  CHECK(equal);
+  for (int64_t t = 1; t < positions; ++t) equal = equal && at::equal(DTensor(step(t)).locals()[0], plain[t] * 2);
+  CHECK(equal);
+  CHECK_THROWS_WITH(columns.select(0, 3), Catch::Contains("frozen") && Catch::Contains("aten::select.int"));
+  cache.freeze(false);
 }
 
 }  // namespace
