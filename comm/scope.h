@@ -3,6 +3,8 @@
 //   ScopeGuard guard([&](Scope& s) { s.module_path = "encoder"; });
 #pragma once
 
+#include <c10/util/ThreadLocalDebugInfo.h>
+
 #include <string>
 #include <vector>
 
@@ -20,6 +22,10 @@ struct Scope {
 
 using ScopeGuard = ThreadScope<Scope>::Guard;
 inline const Scope& current_scope() { return ThreadScope<Scope>::current(); }
+// Cheap on a thread without scopes.
+inline bool has_listeners() {
+  return c10::ThreadLocalDebugInfo::current() != nullptr && !current_scope().listeners.empty();
+}
 
 // While autograd's engine runs on this thread.
 bool in_backward();

@@ -18,9 +18,9 @@ namespace dtensor {
 
 // Replaces the whole treatment of an operator: gets the global arguments on the stack, leaves global results. For
 // operators that are not computed on local tensors independently: item(), equal(), norms (composed of other operators),
-// ... Runs below autograd, where parameters among the arguments are registered (note_parameters()) before it, but the
-// handler of a composite operator runs above it, instead of the composite's code, and registers the parameters that it
-// reads (keep_gradient_layout()).
+// ... Runs below autograd, where parameters among the arguments are registered (prepare_parameters()) before it, but
+// the handler of a composite operator runs above it, instead of the composite's code, and registers the parameters that
+// it reads (keep_gradient_layout()).
 using Handler = void (*)(const c10::OperatorHandle& op, torch::jit::Stack& stack);
 
 // Operators -> rules. Look-up order: "ns::op.overload" (for an out= operator also the overload without out), "ns::op",

@@ -258,7 +258,7 @@ void run_by_rule(const OpInfo& info, Stack& stack) {
   note_context(info, in);
   const at::Tensor first = in.has_module_traits ? in.tensors[0] : at::Tensor();
   run_rule(info, resolved, std::move(in), stack);
-  if (first.defined()) note_cast_of_parameter(info, first, stack);
+  if (first.defined()) keep_cast_of_parameter(info, first, stack);
 }
 
 // Whether an argument that the operator writes to is a plain tensor.
@@ -272,7 +272,7 @@ bool writes_plain(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
 
 void dispatch_to_handler(const OpInfo& info, const c10::OperatorHandle& op, Stack& stack) {
   const auto args = torch::jit::last(stack, info.args.size());
-  note_parameters(info, args);
+  prepare_parameters(info, args);
   if (info.has_outs) {
     count_otherwise();
     if (run_functional_form(info, stack)) return;
@@ -299,7 +299,7 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   if (info.handler == nullptr && info.resolve().rule) {
     run_by_rule(info, *stack);
   } else if (info.handler != nullptr && info.is_view) {  // writes nothing, and does no work to report
-    note_parameters(info, args);
+    prepare_parameters(info, args);
     const HandlerCall counted;
     info.handler(op, *stack);
   } else {

@@ -32,11 +32,11 @@ void ListCall::add(c10::ArrayRef<at::Scalar> numbers) {
   args_.push_back({.values = std::vector<c10::IValue>(numbers.begin(), numbers.end()), .count = numbers.size()});
 }
 
-void ListCall::note_parameters() const {
+void ListCall::prepare_parameters() const {
   for (const Argument& arg : args_) {
     if (arg.tensors == nullptr) continue;
     for (size_t n = 0; n < (arg.count == kNoList ? 1 : arg.count); ++n) {
-      if (is_dtensor(arg.tensors[n])) note_parameter(op_, arg.tensors[n]);
+      if (is_dtensor(arg.tensors[n])) prepare_parameter(op_, arg.tensors[n]);
     }
   }
 }
@@ -71,7 +71,7 @@ void ListCall::check_hooks() const {
     for (size_t a = 0; a < args_.size(); ++a) {
       if (element_.args[a].kind != ArgSlot::Kind::kTensor) continue;
       in.tensors.push_back(*tensors[in.tensors.size()]);
-      in.args.push_back(static_cast<uint16_t>(a));
+      in.arg_of.push_back(static_cast<uint16_t>(a));
     }
     check_hooks_ran(element_, in);
   }
@@ -119,7 +119,7 @@ bool ListCall::read_tensors(size_t a, size_t i) {
     LocalStorage* const memory = meta.storage.get();
     const uint64_t hints = hints_of(meta);
     // The first write to a tensor from a factory changes hints of later calls.
-    if (is_special(meta) || (writes_ && (hints & kIsUnwrittenFactoryResult) != 0)) return false;
+    if (needs_boxed_kernel(meta) || (writes_ && (hints & kIsUnwrittenFactoryResult) != 0)) return false;
     has_module_traits_ |= memory->module_traits != nullptr;
     arg.parts[arg.count == kNoList ? 0 : n] = meta.locals.data();
     uint64_t* const words = &words_[n * num_tensors_];
@@ -192,7 +192,7 @@ void ListCall::note_writes() const {
 
 // As if `element` had run for one tensor of the lists after the other.
 void ListCall::report_works() const {
-  if (current_scope().listeners.empty()) return;
+  if (!has_listeners()) return;
   const auto& defaults = element_.op.schema().arguments();
   for (size_t n = 0; n < count_; ++n) {
     Inputs in;
@@ -207,7 +207,7 @@ void ListCall::report_works() const {
       } else {
         slot = {ArgSlot::Kind::kTensor, static_cast<int>(in.tensors.size()), 1};
         in.tensors.push_back(args_[a].tensor(n));
-        in.args.push_back(static_cast<uint16_t>(a));
+        in.arg_of.push_back(static_cast<uint16_t>(a));
         args.emplace_back(args_[a].tensor(n));
       }
     }

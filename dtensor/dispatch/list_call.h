@@ -63,7 +63,7 @@ class ListCall {
   }
 
   // Registers parameters among the arguments, as gather_inputs() does.
-  void note_parameters() const;
+  void prepare_parameters() const;
   // False unless all calls of `element` are as those of typed kernels (internal/typed_kernels.h): their decisions are
   // cached, no tensor is plain, moves or is Partial, and no scope decides or limits the calls of this thread. Listeners
   // make no difference, as one rank may have some. Either way gives the same results, in the same layouts.

@@ -67,7 +67,7 @@ Moved moved_together(const OpInfo& info, c10::ArrayRef<Element> elements, c10::A
     ArgSlot& slot = in.slots[arg];
     if (slot.count++ == 0) slot = {info.args[arg].kind, static_cast<int>(in.tensors.size()), 1};
     in.tensors.push_back(tensor);
-    in.args.push_back(static_cast<uint16_t>(arg));
+    in.arg_of.push_back(static_cast<uint16_t>(arg));
     const SpecPtr& spec = spec_of(tensor);
     decision.input_plans.push_back(cached_plan(spec, to[k], current_dispatch_scope().hints.limits));
     decision.computed.push_back(spec->with_placements(to[k]));
@@ -158,7 +158,7 @@ void reduce_lists(const OpInfo& info, torch::jit::Stack& stack) {
 
 std::vector<at::Tensor> gather_for_reuse(const OpInfo& info, c10::ArrayRef<size_t> args, at::TensorList tensors,
                                          c10::ArrayRef<Placements> to) {
-  note_parameters(info, std::vector<c10::IValue>(tensors.begin(), tensors.end()));
+  prepare_parameters(info, std::vector<c10::IValue>(tensors.begin(), tensors.end()));
   return GatherFn::apply(tensors, &info, args, to);
 }
 
@@ -166,12 +166,12 @@ void use_reduced_copies(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inp
   if (info.is_view) return;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     at::Tensor& t = in.tensors[k];
-    if (!t.defined() || info.args[in.args[k]].written || !spec_of(t)->has_partial()) continue;
+    if (!t.defined() || info.args[in.arg_of[k]].written || !spec_of(t)->has_partial()) continue;
     at::Tensor reduced = find_reduced_copy(t);
     if (reduced.defined() && reports_reuse())
       report_reduced_copy(
           {info.name, arg_name(info, in, static_cast<int>(k)), module_of_call(in.tensors), /*implicit=*/true}, t);
-    if (!reduced.defined() && is_likely_used_beside(info, args, t)) reduced = reduce_first(info, in.args[k], t);
+    if (!reduced.defined() && is_likely_used_beside(info, args, t)) reduced = reduce_first(info, in.arg_of[k], t);
     if (!reduced.defined()) continue;
     t = std::move(reduced);
     count_otherwise();

@@ -68,14 +68,14 @@ int64_t bytes_moved(const OpInfo& info, const Decision& decision, const Inputs& 
   const auto& computed = decision.computed;
   int64_t first = 0, others = 0, results = 0;
   for (size_t i = 0; i < computed.size() && reads; ++i) {
-    if (!computed[i] || info.args[in.args[i]].overwritten) continue;
+    if (!computed[i] || info.args[in.arg_of[i]].overwritten) continue;
     (i == 0 ? first : others) += bytes_in_memory(*computed[i]);
   }
   for (const SpecPtr& output : decision.outputs) {
     if (output) results += output->max_local_bytes();
   }
   if (is_one_of(info, kUseSomeElements) && !computed.empty() && computed[0]) {
-    const bool updates = info.args[in.args[0]].written;
+    const bool updates = info.args[in.arg_of[0]].written;
     const bool sums = is_one_of(info, kSumRows) && computed.size() > 1 && computed[1];
     const int64_t used = updates ? others : sums ? bytes_of_rows(*computed[0], *computed[1]) : results;
     first = std::min(first, used);
@@ -104,7 +104,7 @@ void add_flops(WorkEvent& event, const Decision& decision, const Inputs& in, con
 
 void report_flops(const std::string& op, const std::string& module_path, const Spec& operand, double of_rank,
                   double of_one) {
-  if (current_scope().listeners.empty() || of_one == 0) return;
+  if (!has_listeners() || of_one == 0) return;
   WorkEvent event{op, module_path, in_backward()};
   event.ranks = operand.mesh().size();
   event.flops = of_rank;
@@ -114,7 +114,7 @@ void report_flops(const std::string& op, const std::string& module_path, const S
 }
 
 void report_bytes(const std::string& op, const DeviceMesh& mesh, int64_t bytes) {
-  if (current_scope().listeners.empty()) return;
+  if (!has_listeners()) return;
   WorkEvent event{op, "", in_backward()};
   event.ranks = mesh.size();
   event.bytes = bytes;
@@ -125,7 +125,7 @@ void note_work_elsewhere() { ++num_reported; }
 
 void report_work(const OpInfo& info, const Decision& decision, const Inputs& in, c10::ArrayRef<c10::IValue> args,
                  int64_t list_index) {
-  if (current_scope().listeners.empty()) return;
+  if (!has_listeners()) return;
   WorkEvent event{info.name, "", in_backward()};
   event.list_index = list_index;
   event.ranks = in.mesh.size();
@@ -145,7 +145,7 @@ bool changes_tensor_only(const OpInfo& info) {
 }  // namespace
 
 CallWithoutRule::CallWithoutRule(const OpInfo& info, c10::ArrayRef<c10::IValue> args) : info_(info) {
-  if (current_scope().listeners.empty() || info.is_view || info.composite_implicit || is_one_of(info, kWriteNothing) ||
+  if (!has_listeners() || info.is_view || info.composite_implicit || is_one_of(info, kWriteNothing) ||
       changes_tensor_only(info))
     return;
   reported_before_ = num_reported;

@@ -69,7 +69,7 @@ class ChunkReports {
  public:
   ChunkReports(const ProductPlan& plan, bool biased, const CommCause& cause)
       : event_{biased ? "aten::addmm" : "aten::mm", cause.module_path, in_backward()}, chunks_(plan.cut.chunks) {
-    if (current_scope().listeners.empty()) return;
+    if (!has_listeners()) return;
     event_.ranks = plan.rows->mesh().size();
     const auto& mesh = plan.rows->mesh().shape();
     const auto elements = [](const Shape& sizes) { return c10::multiply_integers(sizes.begin(), sizes.end()); };
@@ -83,7 +83,7 @@ class ChunkReports {
     matrix_bytes_ = size * rows.back() * product.back();
   }
   void done(int64_t k) {
-    if (current_scope().listeners.empty()) return;
+    if (!has_listeners()) return;
     const auto share = [&](int64_t all) { return all * (k + 1) / chunks_ - all * k / chunks_; };
     event_.flops = static_cast<double>(share(of_rank_));
     event_.whole_flops = static_cast<double>(share(whole_));

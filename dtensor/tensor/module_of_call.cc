@@ -87,15 +87,13 @@ std::optional<std::string> last_module(const std::vector<const Node*>& functions
   return std::nullopt;
 }
 
-bool has_listener() { return !current_scope().listeners.empty() || process_listener() != nullptr; }
-
 }  // namespace
 
 std::string module_of_call(c10::ArrayRef<at::Tensor> inputs) {
   for (const at::Tensor& t : inputs) {
     if (is_dtensor(t) && meta_without_sync(t).name) return module_of(meta_without_sync(t));
   }
-  if (!has_listener()) return current_scope().module_path;
+  if (!has_listeners() && process_listener() == nullptr) return current_scope().module_path;
   std::vector<const Node*> functions;
   const bool backward = in_backward();
   // Lives until the end: `functions` point to it.

@@ -302,7 +302,7 @@ void fetch_stored(const StoreExchange& exchange, const CommCause& cause, HeldPie
   call.event.cause = cause;
   call.event.bytes = exchange.bytes;
   call.event.dtype = spec.dtype();
-  if (world.has_data() || !current_scope().listeners.empty()) {
+  if (world.has_data() || has_listeners()) {
     call.event.layout_change = std::make_shared<const LayoutChange>(
         spec.dtype(), spec.sizes(), LayoutChange::Side{spec.placements(), spec.mesh().to_string()},
         LayoutChange::Side{std::nullopt, "what ranks store of it"});

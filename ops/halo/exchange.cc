@@ -79,8 +79,7 @@ void exchange(const HaloPlan& plan, absl::Span<const Message> messages, const Ra
   call.event.cause = cause;
   call.event.bytes = back ? plan.bytes_back : plan.bytes;
   call.event.dtype = plan.source->dtype();
-  if (world.has_data() || !current_scope().listeners.empty())
-    call.event.layout_change = layout_change(*plan.source, back);
+  if (world.has_data() || has_listeners()) call.event.layout_change = layout_change(*plan.source, back);
   world.communicator().exchange(call, Collective::kAllToAll, messages, inputs, outputs);
   world.memory().touch(plan.peak_bytes);
 }

@@ -115,7 +115,7 @@ SpecPtr spec_of_result(const Spec& spec, Shape sizes, c10::ScalarType dtype) {
 
 // Products of queries and keys, and of weights and values; backward has the first once more, and of each two.
 void report_work(const RingCall& call, bool backward) {
-  if (current_scope().listeners.empty()) return;
+  if (!has_listeners()) return;
   const Shape &q = call.q->sizes(), &v = call.v->sizes();
   const double per_pair = 2.0 * static_cast<double>(backward ? 3 * q[3] + 2 * v[3] : q[3] + v[3]);
   const Shape part = largest_part(q, call.q->mesh().shape(), call.q->placements());

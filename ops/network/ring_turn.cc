@@ -87,8 +87,7 @@ Ring::Move Ring::begin_move(const RankPieces& parts, int64_t steps, const CommCa
   call.event.bytes = bytes();
   call.event.dtype = dtype_;
   call.event.more_tensors = static_cast<int>(specs_.size()) - 1;
-  if (world.has_data() || !current_scope().listeners.empty())
-    call.event.layout_change = layout_change(*specs_.front(), dtype_, steps);
+  if (world.has_data() || has_listeners()) call.event.layout_change = layout_change(*specs_.front(), dtype_, steps);
   call.work = &move.work;
   world.communicator().exchange(call, Collective::kPermute, messages, parts, move.parts);
   return move;

@@ -19,16 +19,16 @@
 
 namespace dtensor::internal {
 
-void note_parameter_of_autograd(const OpInfo& info, const at::Tensor& t) {
+void prepare_parameter_of_autograd(const OpInfo& info, const at::Tensor& t) {
   if (!is_leaf_parameter(t)) return;
   if (!info.always_shares) reduce_partial_parameter(t, info.name);
   keep_gradient_layout(t);
   meta_without_sync(t).storage->is_parameter.store(true, std::memory_order_relaxed);
 }
 
-void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+void prepare_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   any_tensor(args, [&](const at::Tensor& t) {
-    if (is_dtensor(t)) note_parameter(info, t);
+    if (is_dtensor(t)) prepare_parameter(info, t);
     return false;
   });
 }
@@ -101,7 +101,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   bool any_plain = false, several_meshes = false;
   const auto add = [&](const at::Tensor& t, size_t arg) {
     in.tensors.push_back(t);
-    in.args.push_back(static_cast<uint16_t>(arg));
+    in.arg_of.push_back(static_cast<uint16_t>(arg));
     if (!t.defined()) return;
     if (!is_dtensor(t)) {
       any_plain = true;
@@ -111,7 +111,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     const DeviceMesh& mesh = spec_of(t)->mesh();
     if (!in.mesh.defined()) in.mesh = mesh;
     several_meshes = several_meshes || !(in.mesh == mesh);
-    note_parameter(info, t);
+    prepare_parameter(info, t);
     const LocalStorage& storage = *meta_without_sync(t).storage;
     if (storage.observer) in.observed = true;
     if (storage.module_traits) in.has_module_traits = true;

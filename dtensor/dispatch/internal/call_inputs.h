@@ -18,7 +18,7 @@ namespace dtensor::internal {
 // Flattened in schema order (OpCall::inputs), all on one mesh.
 struct Inputs {
   absl::InlinedVector<at::Tensor, 6> tensors;  // undefined: absent
-  absl::InlinedVector<uint16_t, 6> args;       // the schema argument of each
+  absl::InlinedVector<uint16_t, 6> arg_of;     // the schema argument of each
   absl::InlinedVector<ArgSlot, 8> slots;       // per schema argument
   CallContext context;
   DeviceMesh mesh;
@@ -28,13 +28,13 @@ struct Inputs {
 };
 
 // Registers that the gradient of `t`, if it is a parameter, gets its layout. REQUIRES: is_dtensor(t).
-void note_parameter_of_autograd(const OpInfo& info, const at::Tensor& t);
-inline void note_parameter(const OpInfo& info, const at::Tensor& t) {
-  if (t.unsafeGetTensorImpl()->autograd_meta() != nullptr) note_parameter_of_autograd(info, t);
+void prepare_parameter_of_autograd(const OpInfo& info, const at::Tensor& t);
+inline void prepare_parameter(const OpInfo& info, const at::Tensor& t) {
+  if (t.unsafeGetTensorImpl()->autograd_meta() != nullptr) prepare_parameter_of_autograd(info, t);
 }
 // For operators that gather no inputs: registers that gradients of parameters among `args`, the arguments or some of
 // them, get the parameter's layout.
-void note_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+void prepare_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // Whether any argument is distributed.
 bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // Plain tensors next to distributed ones become replicated where that is allowed, and are an error elsewhere. REQUIRES:
@@ -45,7 +45,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // none where its ranks have the value. In backward the same holds for an input with dims that is replicated on more
 // ranks: the gradient of a tensor that was moved to them. Errors (c10::Error): inputs with dims on several meshes, or
 // inputs of several worlds; the text names the arguments, the meshes and their ranks.
-DeviceMesh bring_to_one_mesh(const OpInfo& info, Inputs& in);  // numbers_of_meshes.cc
+DeviceMesh bring_to_one_mesh(const OpInfo& info, Inputs& in);  // bring_to_one_mesh.cc
 // Fills in the context from the tensors and the scope, but for the mutable layouts, which gather_inputs() finds, and
 // the gradient target.
 void note_context(const OpInfo& info, Inputs& in);

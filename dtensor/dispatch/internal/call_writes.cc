@@ -8,7 +8,7 @@ namespace dtensor::internal {
 
 CallWrites::CallWrites(const OpInfo& info, const Inputs& in) : op_(info.name) {
   for (size_t k = 0; k < in.tensors.size(); ++k) {
-    if (info.args[in.args[k]].written && in.tensors[k].defined()) tensors_.push_back(in.tensors[k]);
+    if (info.args[in.arg_of[k]].written && in.tensors[k].defined()) tensors_.push_back(in.tensors[k]);
   }
 }
 

@@ -24,13 +24,11 @@ bool calls_are_decided_otherwise() {
   return scope.step_decider != nullptr || scope.hints.limits.any();
 }
 
-bool is_heard() { return c10::ThreadLocalDebugInfo::current() != nullptr && !current_scope().listeners.empty(); }
-
 bool DirectCall::has_ordinary_tensors() const {
   const DeviceMesh& mesh = spec_of(*tensors_[0])->mesh();
   for (const at::Tensor* t : tensors_) {
     const DTensorMeta& meta = meta_without_sync(*t);
-    if (is_special(meta) || meta.storage->module_traits || meta.spec->mesh() != mesh) return false;
+    if (needs_boxed_kernel(meta) || meta.storage->module_traits || meta.spec->mesh() != mesh) return false;
   }
   return true;
 }
@@ -70,13 +68,13 @@ bool DirectCall::begin() {
   resolved_ = &info_.resolve();
   if (!resolved_->rule) return false;
   const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
-  if (scoped && (calls_are_decided_otherwise() || is_heard())) return false;
+  if (scoped && (calls_are_decided_otherwise() || has_listeners())) return false;
   for (const at::Tensor* t : tensors_) {
     if (!is_dtensor(*t)) return false;
   }
   // Before parameters are registered, which may communicate: an observed rank calls the hook first, too.
   if (info_.args[0].written && CallHook::watching() != nullptr) return false;
-  for (const at::Tensor* t : tensors_) note_parameter(info_, *t);
+  for (const at::Tensor* t : tensors_) prepare_parameter(info_, *t);
   if (!has_ordinary_tensors()) return false;
   if (resolved_->rule->uses_gradient_target && in_backward()) return false;
   add_context(scoped);
@@ -104,14 +102,14 @@ bool DirectCall::begin_composite(c10::DispatchKeySet keys) {
   if (tensors_.empty()) return false;
   if (((keys & kBelowThatKey).raw_repr() & ~kOrdinaryKeys.raw_repr()) != 0) return false;
   const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
-  if (scoped && (calls_are_decided_otherwise() || is_heard() || current_dispatch_scope().context_parallel))
+  if (scoped && (calls_are_decided_otherwise() || has_listeners() || current_dispatch_scope().context_parallel))
     return false;
   for (const at::Tensor* t : tensors_) {
     // Parameters that are Partial are reduced when their values are used: by the operators in the composite's code.
     if (!is_dtensor(*t) || is_recorded(*t) || spec_of(*t)->has_partial()) return false;
   }
   if (in_backward() || !has_ordinary_tensors()) return false;
-  for (const at::Tensor* t : tensors_) note_parameter(info_, *t);
+  for (const at::Tensor* t : tensors_) prepare_parameter(info_, *t);
   resolved_ = &info_.resolve();
   add_context(scoped);
   key_.push_back(c10::InferenceMode::is_enabled());  // else autograd tracks whether the result is a view

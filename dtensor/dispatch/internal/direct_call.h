@@ -33,10 +33,9 @@ namespace dtensor::internal {
 
 // Whether a scope of this thread decides its calls one by one, or limits the memory of their redistributions.
 bool calls_are_decided_otherwise();
-// Whether a scope of this thread listens to its calls.
-bool is_heard();
-// Whether a tensor has what few have: parts to bring up to date, an observer, a layout that is preferred.
-inline bool is_special(const DTensorMeta& meta) {
+// Whether calls with a tensor need the boxed kernel, since it has what few have: parts to bring up to date, hints, an
+// observer.
+inline bool needs_boxed_kernel(const DTensorMeta& meta) {
   return (int{meta.may_need_sync} | int{meta.hints.any()} | int{meta.storage->observer != nullptr}) != 0;
 }
 

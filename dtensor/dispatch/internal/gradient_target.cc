@@ -123,7 +123,7 @@ const Spec* partial_gradient(const OpInfo& info, const Inputs& in) {
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
     if (!t.defined()) continue;
-    if (info.args[in.args[k]].written) return nullptr;
+    if (info.args[in.arg_of[k]].written) return nullptr;
     const Spec& spec = *spec_of(t);
     if (!spec.has_partial() || (gradient != nullptr && gradient->meta().numel() >= spec.meta().numel())) continue;
     gradient = &spec;

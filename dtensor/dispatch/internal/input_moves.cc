@@ -32,7 +32,7 @@ struct Input {
   std::shared_ptr<const RedistributePlan> then = nullptr;  // the following plan; null: none
 
   const at::Tensor& given() const { return call->in.tensors[number]; }
-  bool is_written() const { return call->info.args[call->in.args[number]].written; }
+  bool is_written() const { return call->info.args[call->in.arg_of[number]].written; }
 };
 
 struct Moving {
@@ -258,7 +258,7 @@ std::vector<std::vector<RankTensors>> move_inputs(c10::ArrayRef<InputsOfCall> ca
       if (!t.defined()) continue;
       const auto& plan = decision.input_plans[k];
       if (!plan) {
-        const bool reads = !info.is_view && !info.args[in.args[k]].overwritten;
+        const bool reads = !info.is_view && !info.args[in.arg_of[k]].overwritten;
         result[c][k] = (info.always_shares ? meta_without_sync(t)
                         : reads            ? meta_for_read(t)
                                            : meta_for_write(t))

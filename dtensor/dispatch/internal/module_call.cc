@@ -26,7 +26,7 @@ bool computes_with_parameters(const OpInfo& info, const Inputs& in) {
     if (!t.defined()) continue;
     if (!parameter_group_of(t)) {
       others |= t.dim() > 0;
-    } else if (info.args[in.args[k]].written) {
+    } else if (info.args[in.arg_of[k]].written) {
       return false;
     } else {
       any = true;
@@ -66,7 +66,7 @@ void check_hooks_ran(const OpInfo& info, const Inputs& in) {
   bool others = false;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     const at::Tensor& t = in.tensors[k];
-    const auto& arg = info.args[in.args[k]];
+    const auto& arg = info.args[in.arg_of[k]];
     const HookWatch* open = open_watch(t);
     if (open == nullptr) {
       others |= t.defined() && t.dim() > 0;
@@ -74,7 +74,7 @@ void check_hooks_ran(const OpInfo& info, const Inputs& in) {
       return;
     } else if (hooks == nullptr && arg.kind == OpInfo::Arg::Kind::kTensor) {
       hooks = open;
-      argument = info.op.schema().arguments()[in.args[k]].name();
+      argument = info.op.schema().arguments()[in.arg_of[k]].name();
       if (meta_without_sync(t).name) argument += " ('" + *meta_without_sync(t).name + "')";
     }
   }
@@ -109,7 +109,7 @@ void use_gathered_parameters(const OpInfo& info, Inputs& in) {
   }
 }
 
-void note_cast_of_parameter(const OpInfo& info, const at::Tensor& from, c10::ArrayRef<c10::IValue> results) {
+void keep_cast_of_parameter(const OpInfo& info, const at::Tensor& from, c10::ArrayRef<c10::IValue> results) {
   if (info.name != "aten::_to_copy") return;
   if (const auto group = parameter_group_of(from)) group->add_cast(from, results.back().toTensor());
 }

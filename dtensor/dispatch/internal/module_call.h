@@ -24,6 +24,6 @@ void check_hooks_ran(const OpInfo& info, const Inputs& in);
 void use_gathered_parameters(const OpInfo& info, Inputs& in);
 
 // After a call, whose first tensor is `from`: a cast of a parameter of fully_shard() is gathered with its group.
-void note_cast_of_parameter(const OpInfo& info, const at::Tensor& from, c10::ArrayRef<c10::IValue> results);
+void keep_cast_of_parameter(const OpInfo& info, const at::Tensor& from, c10::ArrayRef<c10::IValue> results);
 
 }  // namespace dtensor::internal

@@ -15,7 +15,7 @@ std::vector<RankTensors> on_one_device(const OpInfo& info, const Inputs& in, std
   bool in_host_memory = false, on_gpus = false, writes_host = false, writes_gpus = false;
   for (size_t k = 0; k < locals.size(); ++k) {
     if (!may_move(locals[k])) continue;
-    const bool is_host = locals[k][0].is_cpu(), is_written = info.args[in.args[k]].written;
+    const bool is_host = locals[k][0].is_cpu(), is_written = info.args[in.arg_of[k]].written;
     (is_host ? in_host_memory : on_gpus) = true;
     if (is_written) (is_host ? writes_host : writes_gpus) = true;
   }

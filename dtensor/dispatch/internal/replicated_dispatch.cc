@@ -68,7 +68,7 @@ class ReplicatedCall {
       const at::Tensor& t = in_.tensors[k];
       if (!t.defined()) continue;
       gathered_[k] = !is_whole(t);
-      if (gathered_[k] && info_.args[in_.args[k]].overwritten) {
+      if (gathered_[k] && info_.args[in_.arg_of[k]].overwritten) {
         locals_[k] = memory_for(t);
         continue;
       }
@@ -203,7 +203,7 @@ class ReplicatedCall {
 
   // As in LibTorch: an out= tensor without elements is resized to the result.
   bool may_be_resized(size_t k) const {
-    return info_.args[in_.args[k]].out && !gathered_[k] && may_grow(in_.tensors[k]);
+    return info_.args[in_.arg_of[k]].out && !gathered_[k] && may_grow(in_.tensors[k]);
   }
 
   // Copies a written gathered copy back to the tensor's own parts.
@@ -272,7 +272,7 @@ class ReplicatedCall {
     }
     SpecPtr spec = Spec::get(in_.mesh, whole(), read_meta(first));
     for (size_t k = 0; k < locals_.size(); ++k) {
-      const size_t a = in_.args[k];
+      const size_t a = in_.arg_of[k];
       if (in_.slots[a].kind != ArgSlot::Kind::kTensor || !in_.tensors[k].defined()) continue;
       const at::Tensor& base = locals_[k].front();
       if (!shares_memory(first, base)) continue;
@@ -300,7 +300,7 @@ class ReplicatedCall {
 void run_without_rule(const OpInfo& info, const Inputs& in, Stack& stack) {
   bool whole = true;  // whether all its inputs are whole; out= gets its part of the result
   for (size_t k = 0; k < in.tensors.size() && whole; ++k) {
-    whole = !in.tensors[k].defined() || is_whole(in.tensors[k]) || info.args[in.args[k]].out;
+    whole = !in.tensors[k].defined() || is_whole(in.tensors[k]) || info.args[in.arg_of[k]].out;
   }
   if (!whole && !current_dispatch_scope().replicate_unsupported) throw_missing_rule(info, in);
   Stack results = ReplicatedCall(info, in, torch::jit::last(stack, info.args.size())).run();

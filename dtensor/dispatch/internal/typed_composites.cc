@@ -56,7 +56,7 @@ bool can_be_one(const TensorsOfComposite& tensors, const at::Tensor& result) {
   const auto prevents = [&](const at::Tensor* t) {
     return meta_without_sync(*t).storage == meta.storage || has_empty_part(*t);
   };
-  return !is_special(meta) && std::none_of(tensors.begin(), tensors.end(), prevents);
+  return !needs_boxed_kernel(meta) && std::none_of(tensors.begin(), tensors.end(), prevents);
 }
 
 // Keeps the layout of `result` for calls with the same key.

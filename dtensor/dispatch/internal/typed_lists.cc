@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "comm/scope.h"
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/core_fallback.h"
 #include "dtensor/dispatch/internal/direct_call.h"
@@ -35,10 +36,10 @@ struct TypedList<Op, Element, Result(Args...)> {
                                                  Element::name, Element::overload_name));
     // Before parameters are registered, which may communicate, as in DirectCall::begin().
     const bool is_watched = std::is_void_v<Result> && CallHook::watching() != nullptr;
-    if (!is_watched && !is_heard()) {
+    if (!is_watched && !has_listeners()) {
       ListCall call(info, element);
       (call.add(args), ...);
-      call.note_parameters();
+      call.prepare_parameters();
       if (call.decide()) return run(call, std::index_sequence_for<Args...>(), args...);
     }
     return boxed_kernel().call<Result, Args...>(op, keys, std::forward<Args>(args)...);

@@ -46,7 +46,7 @@ using Lists = absl::InlinedVector<List, 6>;
 
 // Whether the parts of `param` can be updated on `mesh`: it has elements of its own, and its parts are up to date.
 bool is_ordinary(const DTensorMeta& param, const DeviceMesh& mesh) {
-  return !is_special(param) && !param.spec->has_partial() && param.spec->mesh() == mesh;
+  return !needs_boxed_kernel(param) && !param.spec->has_partial() && param.spec->mesh() == mesh;
 }
 
 // Whether `t` needs no move next to `param`, whose layout it does not have: it is one number, which all ranks have.
@@ -81,7 +81,7 @@ bool find_parts(List& list, at::TensorList params, const std::vector<const Spec*
     const at::Tensor& t = list.tensors[n];
     if (is_dtensor(t)) {
       const DTensorMeta& meta = meta_without_sync(t);
-      if (is_special(meta) || (meta.spec.get() != specs[n] && !is_number(t, params[n]))) return false;
+      if (needs_boxed_kernel(meta) || (meta.spec.get() != specs[n] && !is_number(t, params[n]))) return false;
       list.parts[n] = {meta.locals.data(), meta.storage.get()};
     } else {
       if (!is_number(t, params[n])) return false;
@@ -97,10 +97,10 @@ bool find_parts(Lists& lists) {
   return find_parameters(lists[0], specs) && std::all_of(lists.begin() + 1, lists.end(), fits);
 }
 
-void note_parameters(const OpInfo& info, const Lists& lists) {
+void prepare_parameters(const OpInfo& info, const Lists& lists) {
   for (const List& list : lists) {
     for (const at::Tensor& t : list.tensors) {
-      if (is_dtensor(t)) note_parameter(info, t);
+      if (is_dtensor(t)) prepare_parameter(info, t);
     }
   }
 }
@@ -162,9 +162,9 @@ struct TypedOptimizer<Op, void(Args...)> {
     };
     (look_at(args), ...);
     // Before parameters are registered, which may communicate, as in DirectCall::begin().
-    const bool is_seen = CallHook::watching() != nullptr || is_heard() || calls_are_decided_otherwise();
+    const bool is_seen = CallHook::watching() != nullptr || has_listeners() || calls_are_decided_otherwise();
     if (!is_seen && is_plain) {
-      note_parameters(info, lists);
+      prepare_parameters(info, lists);
       if (find_parts(lists)) return run(lists, args...);
     }
     boxed_kernel().call<void, Args...>(op, keys, std::forward<Args>(args)...);

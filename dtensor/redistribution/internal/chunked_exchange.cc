@@ -100,7 +100,7 @@ void ChunkedExchange::begin(int64_t k) {
   call.event.cause = cause_;
   call.event.bytes = bytes * (k + 1) / cut_.chunks - bytes * k / cut_.chunks;
   call.event.dtype = plan_->tensor.dtype;
-  if (world.has_data() || !current_scope().listeners.empty()) call.event.layout_change = layout_change_of(*plan_);
+  if (world.has_data() || has_listeners()) call.event.layout_change = layout_change_of(*plan_);
   call.work = &works_[k];
   if (gathers()) {
     world.communicator().exchange(call, Collective::kAllGather, messages, one_each(inputs_), one_each(outputs_));

@@ -241,7 +241,7 @@ void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std
   call.event.cause = cause;
   call.event.bytes = joined_step.bytes;
   call.event.dtype = first.plan().tensor.dtype;
-  const bool is_read = first.plan().from.world().has_data() || !current_scope().listeners.empty();
+  const bool is_read = first.plan().from.world().has_data() || has_listeners();
   if (is_read) call.event.layout_change = layout_change_of(first.plan());
   call.event.more_tensors = static_cast<int>(runs.size()) - 1;
   std::vector<RankPieces> outputs;

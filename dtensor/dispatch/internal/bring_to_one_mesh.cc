@@ -25,7 +25,7 @@ bool contains_all(const DeviceMesh& mesh, const DeviceMesh& other) {
 // Whether `t` may be moved to any mesh of its world. The gradient of a tensor that was moved comes back with dims.
 bool is_movable(const OpInfo& info, const Inputs& in, size_t k) {
   const at::Tensor& t = in.tensors[k];
-  return !info.args[in.args[k]].written && (t.dim() == 0 || (in_backward() && spec_of(t)->is_replicated()));
+  return !info.args[in.arg_of[k]].written && (t.dim() == 0 || (in_backward() && spec_of(t)->is_replicated()));
 }
 
 // The mesh determined by the inputs, if any.
