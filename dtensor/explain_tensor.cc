@@ -4,7 +4,7 @@
 #include <variant>
 #include <vector>
 
-#include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/internal/call_hints.h"
 #include "dtensor/dispatch/local_parts.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/ghost_width.h"

@@ -3,8 +3,8 @@
 //
 // A new hint is a member of one of these structs, named in its members(), and the code that reads it. Members of
 // TensorHints go from Decision::output_hints with the tensor to the calls that read it, those of ScopeHints from
-// DispatchScope to all calls inside; note_context() (dtensor/dispatch/internal/call_inputs.h) finds the others, but for
-// mutable_layouts (gather_inputs()) and gradient_target (note_gradient_target()).
+// DispatchScope to all calls inside; the others are found in dtensor/dispatch/internal/call_hints.cc, but for
+// gradient_target (gradient_target.cc).
 #pragma once
 
 #include <c10/util/SmallVector.h>

@@ -2,8 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <functional>
-
 #include "absl/algorithm/container.h"
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/composite_op_scope.h"
@@ -22,11 +20,9 @@
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch/reduce_first.h"
 #include "dtensor/dispatch/report_work.h"
-#include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/each_rank.h"
 #include "dtensor/tensor/host_parts.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/tensor/step_decider.h"
 #include "dtensor/views/view_call.h"
 #include "plan/redistribute_planner.h"
 #include "propagation/trial_run.h"
@@ -158,19 +154,6 @@ void run_one_by_one(const OpInfo& info, Stack& stack) {
   info.op.callBoxedForDispatchKey(kSlow, stack);
 }
 
-// The nesting depth of operator calls being dispatched on this thread.
-thread_local int calls_within = 0;
-
-struct CallWithin {
-  CallWithin() {
-    if (calls_within++ > 0) return;
-    if (StepDecider* decider = current_dispatch_scope().step_decider) decider->next();
-  }
-  ~CallWithin() { --calls_within; }
-  CallWithin(const CallWithin&) = delete;
-  CallWithin& operator=(const CallWithin&) = delete;
-};
-
 // The results of the local operators, from inputs that were moved.
 std::vector<RankTensors> run_decided(const OpInfo& info, const Decided& decided, const Inputs& in,
                                      c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals) {
@@ -183,9 +166,10 @@ std::vector<RankTensors> run_decided(const OpInfo& info, const Decided& decided,
 }
 
 // The result of a call that the hook defers; undefined: it is to run now.
-at::Tensor defer_call(const OpInfo& info, const Decided& decided, const Inputs& in, c10::ArrayRef<c10::IValue> args,
-                      const at::Tensor& leaf) {
-  if (!leaf.defined() || CallHook::registered == nullptr) return {};
+at::Tensor defer_call(const OpInfo& info, const Decided& decided, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
+  if (CallHook::registered == nullptr) return {};
+  const at::Tensor leaf = leaf_of_gradient(*info.rule());
+  if (!leaf.defined()) return {};
   const auto run = [&info, decided](const Inputs& inputs, c10::ArrayRef<c10::IValue> arguments,
                                     const std::vector<RankTensors>& locals) {
     return run_decided(info, decided, inputs, arguments, locals);
@@ -193,25 +177,16 @@ at::Tensor defer_call(const OpInfo& info, const Decided& decided, const Inputs& 
   return CallHook::registered->defer({info, in, args, decided.decision, leaf, run});
 }
 
-// Whether the operator itself was called with the local tensors of the inputs as they are. (Views' sizes may be local.)
-bool computes_as_given(const OpInfo& info, const Decision& decision) {
-  return !decision.moves_inputs() &&
-         (decision.calls_operator() || (decision.rule->local_calls_operator && info.is_view));
-}
-
-void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, Stack& stack) {
+void run_rule(const OpInfo& info, Inputs in, Stack& stack) {
   const CallWrites writes(info, in);
   if (in.observed && writes.are_related()) {
     count_otherwise();
     return run_one_by_one(info, stack);
   }
   const auto args = torch::jit::last(stack, info.args.size());
-  const at::Tensor leaf = note_gradient_target(info, *resolved.rule, in);
-  StepDecider* decider = calls_within == 1 ? current_dispatch_scope().step_decider : nullptr;
-  const Decided decided = decide_call(info, resolved, in, args, decider);
+  const Decided decided = decide_call(info, in, args);
   const std::shared_ptr<const Decision> decision = decided.decision;
-  if (!computes_as_given(info, *decision)) count_otherwise();
-  if (const at::Tensor result = defer_call(info, decided, in, args, leaf); result.defined()) {
+  if (const at::Tensor result = defer_call(info, decided, in, args); result.defined()) {
     note_work_elsewhere();
     count_otherwise();
     torch::jit::drop(stack, info.args.size());
@@ -240,24 +215,22 @@ void run_rule(const OpInfo& info, const OpInfo::Resolved& resolved, Inputs in, S
 }
 
 void run_by_rule(const OpInfo& info, Stack& stack) {
-  const OpInfo::Resolved& resolved = info.resolve();
-  if (!resolved.rule && info.composite_implicit) {
+  const bool has_rule = info.rule() != nullptr;
+  if (!has_rule && info.composite_implicit) {
     return info.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
   }
-  if (resolved.rule && has_empty_out(info, torch::jit::last(stack, info.args.size())) &&
-      run_functional_form(info, stack))
+  if (has_rule && has_empty_out(info, torch::jit::last(stack, info.args.size())) && run_functional_form(info, stack))
     return count_otherwise();
   Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
   check_hooks_ran(info, in);
-  if (in.writes_plain || !resolved.rule) count_otherwise();
+  if (in.writes_plain || !has_rule) count_otherwise();
   if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
   if (in.observed) CallWrites(info, in).check();
-  if (!resolved.rule) return run_without_rule(info, in, stack);
+  if (!has_rule) return run_without_rule(info, in, stack);
   use_gathered_parameters(info, in);
   use_reduced_copies(info, torch::jit::last(stack, info.args.size()), in);
-  note_context(info, in);
   const at::Tensor first = in.has_module_traits ? in.tensors[0] : at::Tensor();
-  run_rule(info, resolved, std::move(in), stack);
+  run_rule(info, std::move(in), stack);
   if (first.defined()) keep_cast_of_parameter(info, first, stack);
 }
 
@@ -291,12 +264,10 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const auto args = torch::jit::last(*stack, info.args.size());
   if (!has_dtensor(info, args)) {
     count_otherwise();
-    return dispatch_plain(info, *stack, /*within_operator=*/calls_within > 0);
+    return dispatch_plain(info, *stack, /*within_operator=*/CallInProgress::any());
   }
-  const CallWithin within;
-  std::function<void()> when_done;
-  if (CallHook* hook = CallHook::watching()) when_done = hook->before_call(info, args);
-  if (info.handler == nullptr && info.resolve().rule) {
+  const CallInProgress call(info, args);
+  if (info.handler == nullptr && info.rule()) {
     run_by_rule(info, *stack);
   } else if (info.handler != nullptr && info.is_view) {  // writes nothing, and does no work to report
     prepare_parameters(info, args);
@@ -307,7 +278,7 @@ void dispatch(const c10::OperatorHandle& op, Stack* stack) {
     info.handler == nullptr ? run_by_rule(info, *stack) : dispatch_to_handler(info, op, *stack);
     work.report(*stack);
   }
-  if (when_done) when_done();
+  call.done();
 }
 
 void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {

@@ -1,5 +1,7 @@
 #include "dtensor/dispatch/list_call.h"
 
+#include <c10/util/ThreadLocalDebugInfo.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <deque>
@@ -9,8 +11,8 @@
 #include "absl/container/flat_hash_set.h"
 #include "comm/scope.h"
 #include "dtensor/dispatch/call_hook.h"
+#include "dtensor/dispatch/internal/call_hints.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
-#include "dtensor/dispatch/internal/decide_call.h"
 #include "dtensor/dispatch/internal/direct_call.h"
 #include "dtensor/dispatch/internal/module_call.h"
 #include "dtensor/dispatch/report_work.h"
@@ -22,9 +24,7 @@
 namespace dtensor::internal {
 namespace {
 
-// Bits of a word beside the address of the spec and hints_of(): the tensor's layout may change with the write.
-constexpr uint64_t kHasMutableLayout = 4;
-static_assert(alignof(Spec) > kHasMutableLayout && kIsUnwrittenFactoryResult == 2);  // the bits do not meet
+static_assert(alignof(Spec) > kAllFacts);  // so that a word has both the address of a spec and facts
 
 }  // namespace
 
@@ -77,28 +77,25 @@ void ListCall::check_hooks() const {
   }
 }
 
-std::shared_ptr<const Decision> ListCall::find_decision(size_t n, const Tensors& tensors, bool mutable_layout) {
+std::shared_ptr<const Decision> ListCall::find_decision(size_t n) {
+  const Tensors tensors = tensors_of(n);
   for (const at::Tensor* t : tensors) {
     const DeviceMesh& mesh = spec_of(*t)->mesh();
     if (!mesh_.defined()) mesh_ = mesh;
     if (mesh != mesh_) return nullptr;
   }
-  CallContext context;
-  if (mutable_layout) context.mutable_layouts.push_back(0);
-  note_context(element_, {tensors.data(), tensors.size()}, context);
-  CacheKey key;
-  begin_key(key, *resolved_);
-  context.append_to_key(key);
+  CallKey key = key_;
+  key.begin();
+  const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
+  append_hints(key.words, element_, {tensors.data(), tensors.size()}, writes_, scoped);
   for (size_t i = 0, k = 0; i < element_.args.size(); ++i) {
     if (element_.args[i].kind == ArgSlot::Kind::kTensor) {
-      key.push_back(spec_of(*tensors[k++])->id());
+      key.words.push_back(spec_of(*tensors[k++])->id());
     } else {
-      const c10::IValue& value =
-          i < args_.size() ? args_[i].value_of(n) : *element_.op.schema().arguments()[i].default_value();
-      append_argument(key, *resolved_, i, value);
+      key.add(i, i < args_.size() ? args_[i].value_of(n) : *element_.op.schema().arguments()[i].default_value());
     }
   }
-  return strategy_cache(mesh_.world()).find_direct(key);
+  return strategy_cache(mesh_.world()).find_direct(key.words);
 }
 
 ListCall::Tensors ListCall::tensors_of(size_t n) const {
@@ -117,17 +114,17 @@ bool ListCall::read_tensors(size_t a, size_t i) {
     if (!is_dtensor(t)) return false;
     const DTensorMeta& meta = meta_without_sync(t);
     LocalStorage* const memory = meta.storage.get();
-    const uint64_t hints = hints_of(meta);
+    const uint64_t facts = facts_of(meta);
     // The first write to a tensor from a factory changes hints of later calls.
-    if (needs_boxed_kernel(meta) || (writes_ && (hints & kIsUnwrittenFactoryResult) != 0)) return false;
+    if (needs_boxed_kernel(meta) || (writes_ && (facts & kIsFactoryResult) != 0)) return false;
     has_module_traits_ |= memory->module_traits != nullptr;
     arg.parts[arg.count == kNoList ? 0 : n] = meta.locals.data();
     uint64_t* const words = &words_[n * num_tensors_];
-    words[i] = reinterpret_cast<uintptr_t>(meta.spec.get()) | hints;
+    words[i] = reinterpret_cast<uintptr_t>(meta.spec.get()) | facts;
     if (i == 0) {
       firsts_[n] = memory;
       if (writes_ && meta.laid_out_by_engine && has_mutable_layout(t)) words[0] |= kHasMutableLayout;
-    } else if (memory == firsts_[n]) {  // as has_own_mutable_layout()
+    } else if (memory == firsts_[n]) {  // as has_mutable_layout() of a call
       words[0] &= ~kHasMutableLayout;
     }
   }
@@ -136,17 +133,17 @@ bool ListCall::read_tensors(size_t a, size_t i) {
 
 bool ListCall::find_decisions() {
   absl::flat_hash_map<CacheKey, const Decision*, CacheKeyHash> known;
-  CacheKey key;
+  CallKey key = key_;
   for (size_t n = 0; n < count_; ++n) {
-    key.assign(words_.begin() + static_cast<std::ptrdiff_t>(n * num_tensors_),
-               words_.begin() + static_cast<std::ptrdiff_t>((n + 1) * num_tensors_));
+    key.words.assign(words_.begin() + static_cast<std::ptrdiff_t>(n * num_tensors_),
+                     words_.begin() + static_cast<std::ptrdiff_t>((n + 1) * num_tensors_));
     for (size_t a = 0; a < args_.size(); ++a) {
       const Argument& arg = args_[a];
-      if (arg.tensors == nullptr && arg.count != kNoList) append_argument(key, *resolved_, a, arg.values[n]);
+      if (arg.tensors == nullptr && arg.count != kNoList) key.add(a, arg.values[n]);
     }
-    const Decision*& decision = known[key];
+    const Decision*& decision = known[key.words];
     if (decision == nullptr) {
-      kept_.push_back(find_decision(n, tensors_of(n), (key[0] & kHasMutableLayout) != 0));
+      kept_.push_back(find_decision(n));
       decision = kept_.back().get();
     }
     if (decision == nullptr) return false;
@@ -156,12 +153,11 @@ bool ListCall::find_decisions() {
 }
 
 bool ListCall::decide() {
-  resolved_ = &element_.resolve();
-  if (element_.handler != nullptr || !resolved_->rule || calls_are_decided_otherwise() || !read_arguments())
+  if (element_.handler != nullptr || !key_.find_rule(element_) || calls_are_decided_otherwise() || !read_arguments())
     return false;
   writes_ = element_.args[first_tensor_].written;
   if (writes_ && CallHook::watching() != nullptr) return false;
-  if (resolved_->rule->uses_gradient_target && in_backward()) return false;
+  if (key_.rule()->uses_gradient_target && in_backward()) return false;
   words_.resize(count_ * num_tensors_);
   firsts_.resize(count_);
   decisions_.resize(count_);

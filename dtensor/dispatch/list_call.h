@@ -12,12 +12,9 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "dtensor/dispatch/internal/decide_call.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/tensor/representation.h"
-
-namespace dtensor {
-struct Decision;  // propagation/decision.h
-}  // namespace dtensor
 
 namespace dtensor::internal {
 
@@ -102,14 +99,14 @@ class ListCall {
   bool find_decisions();
   bool writes_one_memory_twice() const;
   void check_hooks() const;
-  std::shared_ptr<const Decision> find_decision(size_t n, const Tensors& tensors, bool mutable_layout);
+  std::shared_ptr<const Decision> find_decision(size_t n);
   void note_writes() const;
   void report_works() const;
   const at::Tensor& first_tensor(size_t n) const { return args_[first_tensor_].tensor(n); }
 
   const OpInfo& op_;
   const OpInfo& element_;
-  const OpInfo::Resolved* resolved_ = nullptr;
+  CallKey key_;  // of no call yet
   absl::InlinedVector<Argument, 5> args_;
   size_t count_ = 0;         // of calls of `element`
   size_t first_tensor_ = 0;  // the first argument that is a tensor of `element`

@@ -38,7 +38,13 @@ struct OpInfo {
   int device_arg = -1;
   Handler handler = nullptr;
 
-  // Not copied: keys of calls have its address.
+  // The present rule; null: none. Looked up again after rules were added. Valid for the life of the process.
+  const std::shared_ptr<const OpRule>& rule() const { return resolve().rule; }
+
+ private:
+  friend class CallKey;  // internal/decide_call.h
+
+  // A rule, and what keys of calls need of it. Not copied: these keys have its address.
   struct Resolved {
     Resolved() = default;
     Resolved(const Resolved&) = delete;
@@ -49,14 +55,11 @@ struct OpInfo {
     std::vector<uint8_t> value_free, divisor;
     uint64_t generation = 0;
   };
-  // The present rule; looked up again after rules were added: one object per generation of rules. Valid for the life of
-  // the process.
+  // One object per generation of rules.
   const Resolved& resolve() const {
     const Resolved* current = resolved_.load(std::memory_order_acquire);
     return current != nullptr && current->generation == RuleRegistry::generation() ? *current : resolve_again();
   }
-
- private:
   const Resolved& resolve_again() const;
   mutable std::atomic<const Resolved*> resolved_{nullptr};  // never freed, as other threads may use an older one
 };

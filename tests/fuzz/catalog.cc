@@ -181,7 +181,7 @@ double weight_of(const std::string& base) {
 }
 
 Operator::Support support_of(const OpInfo& info) {
-  if (info.handler != nullptr || info.resolve().rule) return Operator::Support::kRule;
+  if (info.handler != nullptr || info.rule()) return Operator::Support::kRule;
   return info.composite_implicit ? Operator::Support::kComposite : Operator::Support::kNone;
 }
 

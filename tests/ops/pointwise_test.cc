@@ -387,7 +387,7 @@ TEST_CASE("Every operator that ATen tags as pointwise or as a reduction can be d
                                         [](const auto& a) { return a.kind != OpInfo::Arg::Kind::kStatic; });
     if (!any_tensor) continue;
     CAPTURE(info.name);
-    CHECK((info.handler || info.resolve().rule || info.composite_implicit));
+    CHECK((info.handler || info.rule() || info.composite_implicit));
   }
 }
 

@@ -143,7 +143,7 @@ std::vector<c10::OperatorHandle> operators_of_new_tensors() {
     }
     if (!fresh || op->hasTag(at::Tag::nondeterministic_seeded)) continue;
     const auto& info = op_info(*op);
-    if (info.handler != nullptr || info.resolve().rule) result.push_back(*op);
+    if (info.handler != nullptr || info.rule()) result.push_back(*op);
   }
   return result;
 }

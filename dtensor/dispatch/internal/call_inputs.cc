@@ -1,8 +1,5 @@
 #include "dtensor/dispatch/internal/call_inputs.h"
 
-#include <c10/core/GradMode.h>
-#include <c10/util/ThreadLocalDebugInfo.h>
-
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -11,9 +8,9 @@
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/any_tensor.h"
+#include "dtensor/dispatch/internal/call_hints.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/gradients/gradient_layout.h"
-#include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/replicate.h"
 
@@ -46,34 +43,23 @@ bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   return false;
 }
 
-bool has_mutable_layout(const at::Tensor& t) {
-  const DTensorMeta& meta = meta_without_sync(t);
-  const LocalStorage& storage = *meta.storage;
-  return meta.laid_out_by_engine && !storage.shared && !storage.user_may_write && !storage.observer &&
-         !is_leaf_parameter(t);
-}
-
-bool has_own_mutable_layout(c10::ArrayRef<const at::Tensor*> tensors) {
-  if (!has_mutable_layout(*tensors[0])) return false;
-  const auto& storage = meta_without_sync(*tensors[0]).storage;
-  return std::none_of(tensors.begin() + 1, tensors.end(),
-                      [&](const at::Tensor* t) { return meta_without_sync(*t).storage == storage; });
+absl::InlinedVector<const at::Tensor*, 6> Inputs::pointers() const {
+  absl::InlinedVector<const at::Tensor*, 6> all;
+  for (const at::Tensor& t : tensors) all.push_back(&t);
+  return all;
 }
 
 namespace {
 
-// Takes the mutable layouts away from inputs that occur twice: they would change their layout in one place only.
+// Takes the mutable layouts away from inputs that occur twice.
 void drop_repeated(Inputs& in) {
-  const auto memory_of_input = [](const at::Tensor& t) {
-    return is_dtensor(t) ? meta_without_sync(t).storage.get() : nullptr;
-  };
+  auto& numbers = in.context.mutable_layouts;
+  if (numbers.empty()) return;
+  const auto inputs = in.pointers();
   const auto occurs_again = [&](int k) {
-    return std::count_if(in.tensors.begin(), in.tensors.end(),
-                         [&](const at::Tensor& t) { return memory_of_input(t) == memory_of_input(in.tensors[k]); }) > 1;
+    return !has_mutable_layout({inputs.data(), inputs.size()}, static_cast<size_t>(k));
   };
-  in.context.mutable_layouts.erase(
-      std::remove_if(in.context.mutable_layouts.begin(), in.context.mutable_layouts.end(), occurs_again),
-      in.context.mutable_layouts.end());
+  numbers.erase(std::remove_if(numbers.begin(), numbers.end(), occurs_again), numbers.end());
 }
 
 // Error: plain tensors may not stand beside distributed ones in this scope.
@@ -134,70 +120,10 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     in.mesh = bring_to_one_mesh(info, in);
     count_otherwise();
   }
+  if (in.writes_plain) return in;
+  if (any_plain) replicate_plain_inputs(info, in);
   drop_repeated(in);
-  if (any_plain && !in.writes_plain) replicate_plain_inputs(info, in);
   return in;
-}
-
-namespace {
-
-// Gradients are usually read more than once. But if backward multiplies its first gradient elementwise by a saved
-// tensor, the product is the gradient of a factor, and is summed if that was the smaller one.
-bool reuses_partial_inputs(const OpInfo& info, const at::Tensor& first) {
-  if (info.pointwise && first.defined() && !spec_of(first)->has_partial()) return false;
-  return in_backward();
-}
-
-// Constants used together with parameters only: the initial state of a recurrence, or noise. With other inputs it might
-// be a weight.
-void note_factory_inputs(c10::ArrayRef<const at::Tensor*> tensors, CallContext& context) {
-  const auto is_parameter = [](const at::Tensor& t) {
-    return meta_without_sync(t).storage->is_parameter.load(std::memory_order_relaxed);
-  };
-  for (size_t k = 0; k < tensors.size(); ++k) {
-    const at::Tensor& t = *tensors[k];
-    if (!t.defined() || is_parameter(t)) continue;
-    if (!is_unwritten_factory_result(t)) return context.factory_inputs.clear();
-    context.factory_inputs.push_back(static_cast<int>(k));
-  }
-}
-
-}  // namespace
-
-// Whether note_context() would note nothing: what that notes must be asked here, too.
-bool has_no_hints(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors) {
-  for (const at::Tensor* t : tensors) {
-    const DTensorMeta& meta = meta_without_sync(*t);
-    const bool is_parameter = meta.storage->is_parameter.load(std::memory_order_relaxed);
-    if (is_parameter && !meta.spec->is_replicated() && c10::GradMode::is_enabled()) return false;
-    if (!is_parameter && is_unwritten_factory_result(*t)) return false;
-  }
-  return !reuses_partial_inputs(info, *tensors.front());
-}
-
-void note_context(const OpInfo& info, Inputs& in) {
-  absl::InlinedVector<const at::Tensor*, 6> tensors;
-  for (const at::Tensor& t : in.tensors) tensors.push_back(&t);
-  note_context(info, {tensors.data(), tensors.size()}, in.context);
-}
-
-void note_context(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, CallContext& context) {
-  const bool wants_gradients = c10::GradMode::is_enabled();
-  for (size_t k = 0; k < tensors.size(); ++k) {
-    const at::Tensor& t = *tensors[k];
-    if (!t.defined()) continue;
-    const DTensorMeta& meta = meta_without_sync(t);
-    if (meta.hints.any()) {
-      context.inputs.resize(tensors.size());
-      context.inputs[k] = meta.hints;
-    }
-    const bool is_parameter = wants_gradients && meta.storage->is_parameter.load(std::memory_order_relaxed);
-    if (is_parameter && !meta.spec->is_replicated()) context.parameters.push_back(static_cast<int>(k));
-  }
-  context.partial_inputs_reused = reuses_partial_inputs(info, *tensors.front());
-  note_factory_inputs(tensors, context);
-  if (c10::ThreadLocalDebugInfo::current() == nullptr) return;  // no scope: cheaper than asking for its hints
-  context.scope = current_dispatch_scope().hints;
 }
 
 std::string arg_name(const OpInfo& info, const Inputs& in, int input) {

@@ -25,9 +25,12 @@ struct Inputs {
   bool writes_plain = false;       // an argument that the operator writes to is a plain tensor
   bool observed = false;           // the memory of some has an observer
   bool has_module_traits = false;  // that of some has ModuleTraits
+
+  absl::InlinedVector<const at::Tensor*, 6> pointers() const;  // to the tensors
 };
 
-// Registers that the gradient of `t`, if it is a parameter, gets its layout. REQUIRES: is_dtensor(t).
+// Registers that the gradient of `t`, if it is a parameter, gets its layout; a Partial one is reduced. REQUIRES:
+// is_dtensor(t).
 void prepare_parameter_of_autograd(const OpInfo& info, const at::Tensor& t);
 inline void prepare_parameter(const OpInfo& info, const at::Tensor& t) {
   if (t.unsafeGetTensorImpl()->autograd_meta() != nullptr) prepare_parameter_of_autograd(info, t);
@@ -37,8 +40,8 @@ inline void prepare_parameter(const OpInfo& info, const at::Tensor& t) {
 void prepare_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // Whether any argument is distributed.
 bool has_dtensor(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
-// Plain tensors next to distributed ones become replicated where that is allowed, and are an error elsewhere. REQUIRES:
-// has_dtensor().
+// Plain tensors next to distributed ones become replicated where that is allowed, and are an error elsewhere. Of the
+// context, the mutable layouts are filled in. REQUIRES: has_dtensor().
 Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // Brings inputs on several meshes to one, and returns it: that of the inputs with dims or written inputs, or, if there
 // is none, one over all of their ranks. Inputs from another mesh are replicated, in as few collectives as possible,
@@ -46,34 +49,6 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
 // ranks: the gradient of a tensor that was moved to them. Errors (c10::Error): inputs with dims on several meshes, or
 // inputs of several worlds; the text names the arguments, the meshes and their ranks.
 DeviceMesh bring_to_one_mesh(const OpInfo& info, Inputs& in);  // bring_to_one_mesh.cc
-// Fills in the context from the tensors and the scope, but for the mutable layouts, which gather_inputs() finds, and
-// the gradient target.
-void note_context(const OpInfo& info, Inputs& in);
-// The same for the tensors of a call.
-void note_context(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, CallContext& context);
-// Whether note_context() would find nothing: cheaper. REQUIRES: no tensor has DTensorMeta::hints, and this thread has
-// no scope.
-bool has_no_hints(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors);
-// What note_context() reads of a tensor besides its spec and DTensorMeta::hints, as bits. A fact that is added there is
-// added here, too: else the calls of a list operator share decisions that differ.
-inline uint64_t hints_of(const DTensorMeta& meta);
-inline constexpr uint64_t kIsUnwrittenFactoryResult = 2;  // one of the two bits
-// Whether an operator that writes to `t` may change its layout with the write. The same on all ranks, since all ranks
-// alias and expose parts alike.
-bool has_mutable_layout(const at::Tensor& t);
-// For a call that writes to its first tensor alone: whether that one's layout is in CallContext::mutable_layouts.
-bool has_own_mutable_layout(c10::ArrayRef<const at::Tensor*> tensors);
-// Whether `t` was made alike for all ranks, from no tensor (DTensorMeta::from_factory), and not written to since.
-inline bool is_unwritten_factory_result(const DTensorMeta& meta) {
-  return meta.from_factory && meta.spec->is_replicated() && meta.storage->writes.load(std::memory_order_relaxed) == 0;
-}
-inline bool is_unwritten_factory_result(const at::Tensor& t) {
-  return is_unwritten_factory_result(meta_without_sync(t));
-}
-inline uint64_t hints_of(const DTensorMeta& meta) {
-  return uint64_t{meta.storage->is_parameter.load(std::memory_order_relaxed)} |
-         (is_unwritten_factory_result(meta) ? kIsUnwrittenFactoryResult : 0);
-}
 // "weight", or "tensors[1]" in a list.
 std::string arg_name(const OpInfo& info, const Inputs& in, int input);
 // The call as rules see it.

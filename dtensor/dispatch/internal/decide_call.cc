@@ -8,9 +8,12 @@
 
 #include "comm/module_text.h"
 #include "comm/scope.h"
+#include "dtensor/dispatch/call_hook.h"
+#include "dtensor/dispatch/inner_calls.h"
+#include "dtensor/dispatch/internal/call_hints.h"
+#include "dtensor/dispatch/internal/gradient_target.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
-#include "dtensor/tensor/step_decider.h"
 #include "plan/redistribute_plan.h"
 #include "plan/transfer/schedule.h"
 #include "propagation/propagate.h"
@@ -74,37 +77,6 @@ void append_class(CacheKey& key, NumberClass number, bool divisor) {
   key.push_back(static_cast<uint64_t>(number));
 }
 
-// As append_argument() for an int, and for a float.
-void append_int(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, int64_t value) {
-  key.push_back(kInt);
-  if (!resolved.value_free[i]) return key.push_back(static_cast<uint64_t>(value));
-  append_class(key, value == 0 ? NumberClass::kZero : NumberClass::kOrdinary, resolved.divisor[i]);
-}
-void append_double(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, double value) {
-  key.push_back(kDouble);
-  if (!resolved.value_free[i]) return key.push_back(std::bit_cast<uint64_t>(value));
-  append_class(key, number_class(value), resolved.divisor[i]);
-}
-
-// The operator, specs, context, and the other arguments as far as decisions depend on them.
-CacheKey make_key(const OpInfo::Resolved& resolved, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
-  CacheKey key;
-  begin_key(key, resolved);
-  in.context.append_to_key(key);
-  for (size_t i = 0; i < args.size(); ++i) {
-    const ArgSlot& slot = in.slots[i];
-    if (slot.kind == ArgSlot::Kind::kStatic) {
-      append_argument(key, resolved, i, args[i]);
-      continue;
-    }
-    if (slot.kind == ArgSlot::Kind::kTensorList) key.push_back(slot.count);
-    for (int k = slot.first; k < slot.first + slot.count; ++k) {
-      key.push_back(in.tensors[k].defined() ? spec_of(in.tensors[k])->id() : 0);
-    }
-  }
-  return key;
-}
-
 // ------------------------------------------------------------ what LossParallel forbids (scopes.h)
 
 bool leaves_shards(const RedistributePlan& plan, int64_t class_dim) {
@@ -139,62 +111,104 @@ void check_class_shards(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10:
 
 // ------------------------------------------------------------ the decision
 
+// The operator, specs, context, and the other arguments as far as decisions depend on them.
+CallKey make_key(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
+  CallKey key;
+  key.find_rule(info);
+  key.begin();
+  in.context.append_to_key(key.words);
+  for (size_t i = 0; i < args.size(); ++i) {
+    const ArgSlot& slot = in.slots[i];
+    if (slot.kind == ArgSlot::Kind::kStatic) {
+      key.add(i, args[i]);
+      continue;
+    }
+    if (slot.kind == ArgSlot::Kind::kTensorList) key.words.push_back(slot.count);
+    for (int k = slot.first; k < slot.first + slot.count; ++k) {
+      key.words.push_back(in.tensors[k].defined() ? spec_of(in.tensors[k])->id() : 0);
+    }
+  }
+  return key;
+}
+
 // From the cache, or new.
-Decided decide(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-               c10::ArrayRef<c10::IValue> args) {
+Decided decide(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
   StrategyCache& cache = strategy_cache(in.mesh.world());
-  CacheKey key = make_key(resolved, in, args);
-  auto decision = cache.find(key);
+  CallKey key = make_key(info, in, args);
+  auto decision = cache.find(key.words);
   if (decision) return {std::move(decision), false, {}};
   const OpCall call = make_call(info, in, args);
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
-  decision = propagate(call, resolved.rule);
+  decision = propagate(call, key.rule());
   cache.check_open(call);
-  return {std::move(decision), true, std::move(key)};
+  return {std::move(decision), true, std::move(key.words)};
+}
+
+// Whether the operator itself is called with the local tensors of the inputs as they are. (Views' sizes may be local.)
+bool computes_as_given(const OpInfo& info, const Decision& decision) {
+  return !decision.moves_inputs() &&
+         (decision.calls_operator() || (decision.rule->local_calls_operator && info.is_view));
 }
 
 }  // namespace
 
-void begin_key(CacheKey& key, const OpInfo::Resolved& resolved) {
-  key.push_back(reinterpret_cast<uintptr_t>(&resolved));  // of this operator and generation of rules alone
-  key.push_back(
+void CallKey::begin() {
+  words.push_back(reinterpret_cast<uintptr_t>(resolved_));  // of this operator and generation of rules alone
+  words.push_back(
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
 }
 
-void append_ints(CacheKey& key, c10::ArrayRef<int64_t> ints) {
-  key.push_back(kIntList);
-  key.push_back(ints.size());
-  for (const int64_t x : ints) key.push_back(static_cast<uint64_t>(x));
+void CallKey::add_int(size_t i, int64_t value) {
+  words.push_back(kInt);
+  if (!resolved_->value_free[i]) return words.push_back(static_cast<uint64_t>(value));
+  append_class(words, value == 0 ? NumberClass::kZero : NumberClass::kOrdinary, resolved_->divisor[i]);
 }
 
-void append_argument(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, const c10::IValue& value) {
-  if (value.isInt()) return append_int(key, resolved, i, value.toInt());
-  if (value.isDouble()) return append_double(key, resolved, i, value.toDouble());
-  append_static(key, value, resolved.value_free[i]);
-  if (resolved.value_free[i]) append_class(key, number_class(value), resolved.divisor[i]);
+void CallKey::add_double(size_t i, double value) {
+  words.push_back(kDouble);
+  if (!resolved_->value_free[i]) return words.push_back(std::bit_cast<uint64_t>(value));
+  append_class(words, number_class(value), resolved_->divisor[i]);
 }
 
-void append_number(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, const at::Scalar& number) {
+void CallKey::add(size_t i, const c10::IValue& value) {
+  if (value.isInt()) return add_int(i, value.toInt());
+  if (value.isDouble()) return add_double(i, value.toDouble());
+  append_static(words, value, resolved_->value_free[i]);
+  if (resolved_->value_free[i]) append_class(words, number_class(value), resolved_->divisor[i]);
+}
+
+void CallKey::add(size_t i, const at::Scalar& number) {
   if (!number.isSymbolic()) {
-    if (number.type() == c10::ScalarType::Long) return append_int(key, resolved, i, number.toLong());
-    if (number.isFloatingPoint()) return append_double(key, resolved, i, number.toDouble());
+    if (number.type() == c10::ScalarType::Long) return add_int(i, number.toLong());
+    if (number.isFloatingPoint()) return add_double(i, number.toDouble());
   }
-  append_argument(key, resolved, i, c10::IValue(number));
+  add(i, c10::IValue(number));
 }
 
-Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-                    c10::ArrayRef<c10::IValue> args, StepDecider* decider) {
+void CallKey::add(size_t i, c10::ArrayRef<int64_t> ints) {
+  if (resolved_->value_free[i]) return add(i, c10::IValue(ints));
+  words.push_back(kIntList);
+  words.push_back(ints.size());
+  for (const int64_t x : ints) words.push_back(static_cast<uint64_t>(x));
+}
+
+Decided decide_call(const OpInfo& info, Inputs& in, c10::ArrayRef<c10::IValue> args) {
+  const std::shared_ptr<const OpRule>& rule = info.rule();
+  const auto inputs = in.pointers();
+  find_hints(info, {inputs.data(), inputs.size()}, in.context);
+  in.context.gradient_target = find_gradient_target(info, *rule, in);
   Decided decided;
-  if (decider == nullptr) {
-    decided = decide(info, resolved, in, args);
+  if (StepDecider* decider = CallInProgress::step_decider(); decider == nullptr) {
+    decided = decide(info, in, args);
   } else {
-    auto decision = decider->decide(make_call(info, in, args), resolved.rule, [&] {
-      decided = decide(info, resolved, in, args);
+    auto decision = decider->decide(make_call(info, in, args), rule, [&] {
+      decided = decide(info, in, args);
       return decided.decision;
     });
     if (decision != decided.decision) decided = {std::move(decision), false, {}};
   }
   check_class_shards(info, in, args, *decided.decision);
+  if (!computes_as_given(info, *decided.decision)) count_otherwise();
   return decided;
 }
 

@@ -2,25 +2,48 @@
 #pragma once
 
 #include <ATen/core/ivalue.h>
+#include <c10/core/Scalar.h>
 #include <c10/util/ArrayRef.h>
 
+#include <cstdint>
 #include <memory>
 
 #include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/op_info.h"
 #include "propagation/decision.h"
 
 namespace dtensor::internal {
 
-class StepDecider;  // tensor/step_decider.h
+// The key of a call in the strategy cache. For calls whose arguments are not on a stack, too:
+//
+//   CallKey key;
+//   if (key.find_rule(info)) {
+//     key.begin();
+//     append_hints(key.words, ...);  // call_hints.h
+//     for all arguments, in schema order: their spec's id, or key.add(i, value);
+class CallKey {
+ public:
+  // The operator's present rule, by which the others decide; null: none, and there is no key.
+  const std::shared_ptr<const OpRule>& find_rule(const OpInfo& info) {
+    resolved_ = &info.resolve();
+    return rule();
+  }
+  const std::shared_ptr<const OpRule>& rule() const { return resolved_->rule; }
+  // REQUIRES for the others: there is a rule.
+  void begin();
+  // Argument i, which is no tensor, as far as decisions depend on it.
+  void add(size_t i, const c10::IValue& value);
+  void add(size_t i, const at::Scalar& number);
+  void add(size_t i, c10::ArrayRef<int64_t> ints);
 
-// The beginning of a key. For calls whose arguments are not on a stack; the context follows, then per tensor the id of
-// its spec, per other argument one of the following.
-void begin_key(CacheKey& key, const OpInfo::Resolved& resolved);
-void append_argument(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, const c10::IValue& value);
-// As append_argument() for a number.
-void append_number(CacheKey& key, const OpInfo::Resolved& resolved, size_t i, const at::Scalar& number);
-// As append_argument() for a list of ints on whose values the decision depends.
-void append_ints(CacheKey& key, c10::ArrayRef<int64_t> ints);
+  CacheKey words;
+
+ private:
+  void add_int(size_t i, int64_t value);
+  void add_double(size_t i, double value);
+
+  const OpInfo::Resolved* resolved_ = nullptr;
+};
 
 struct Decided {
   std::shared_ptr<const Decision> decision;
@@ -28,11 +51,10 @@ struct Decided {
   CacheKey key;           // of a new decision
 };
 
-// `decider`: decides in place of this library; null: none. Errors: as propagate(); the strategy cache is frozen; in a
-// LossParallel scope (c10::Error), the decision moves scores away from their shards of classes: the text names
-// operator, argument, layouts and bytes.
-Decided decide_call(const OpInfo& info, const OpInfo::Resolved& resolved, const Inputs& in,
-                    c10::ArrayRef<c10::IValue> args, StepDecider* decider);
+// Finds the hints first. Counts a call that is not computed as given (inner_calls.h). Errors: as propagate(); the
+// strategy cache is frozen; in a LossParallel scope (c10::Error), the decision moves scores away from their shards of
+// classes: the text names operator, argument, layouts and bytes. REQUIRES: there is a rule.
+Decided decide_call(const OpInfo& info, Inputs& in, c10::ArrayRef<c10::IValue> args);
 // Caches a new decision. Call it once the first results have passed their check.
 void keep_decision(const Inputs& in, const Decided& decided);
 

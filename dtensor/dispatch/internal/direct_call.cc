@@ -8,6 +8,7 @@
 
 #include "comm/scope.h"
 #include "dtensor/dispatch/call_hook.h"
+#include "dtensor/dispatch/internal/call_hints.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/gradients/gradient_layout.h"
@@ -33,40 +34,13 @@ bool DirectCall::has_ordinary_tensors() const {
   return true;
 }
 
-namespace {
-
-// The context of a call that may change the layout of its first tensor, and nothing else.
-CallContext with_mutable_first() {
-  CallContext context;
-  context.mutable_layouts.push_back(0);
-  return context;
-}
-
-CacheKey key_of(const CallContext& context) {
-  CacheKey key;
-  context.append_to_key(key);
-  return key;
-}
-
-}  // namespace
-
-void DirectCall::add_context(bool scoped) {
-  const bool changes_layout = info_.args[0].written && has_own_mutable_layout(tensors_);
-  begin_key(key_, *resolved_);
-  if (!scoped && has_no_hints(info_, tensors_)) {
-    if (!changes_layout) return CallContext::append_none_to_key(key_);
-    static const CacheKey first_changes = key_of(with_mutable_first());
-    key_.append(first_changes.begin(), first_changes.end());
-    return;
-  }
-  CallContext context = changes_layout ? with_mutable_first() : CallContext();
-  note_context(info_, tensors_, context);
-  context.append_to_key(key_);
+void DirectCall::begin_key(bool scoped) {
+  key_.begin();
+  append_hints(key_.words, info_, tensors_, info_.args[0].written, scoped);
 }
 
 bool DirectCall::begin() {
-  resolved_ = &info_.resolve();
-  if (!resolved_->rule) return false;
+  if (!key_.find_rule(info_)) return false;
   const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
   if (scoped && (calls_are_decided_otherwise() || has_listeners())) return false;
   for (const at::Tensor* t : tensors_) {
@@ -76,8 +50,8 @@ bool DirectCall::begin() {
   if (info_.args[0].written && CallHook::watching() != nullptr) return false;
   for (const at::Tensor* t : tensors_) prepare_parameter(info_, *t);
   if (!has_ordinary_tensors()) return false;
-  if (resolved_->rule->uses_gradient_target && in_backward()) return false;
-  add_context(scoped);
+  if (key_.rule()->uses_gradient_target && in_backward()) return false;
+  begin_key(scoped);
   return true;
 }
 
@@ -110,37 +84,30 @@ bool DirectCall::begin_composite(c10::DispatchKeySet keys) {
   }
   if (in_backward() || !has_ordinary_tensors()) return false;
   for (const at::Tensor* t : tensors_) prepare_parameter(info_, *t);
-  resolved_ = &info_.resolve();
-  add_context(scoped);
-  key_.push_back(c10::InferenceMode::is_enabled());  // else autograd tracks whether the result is a view
+  key_.find_rule(info_);
+  begin_key(scoped);
+  key_.words.push_back(c10::InferenceMode::is_enabled());  // else autograd tracks whether the result is a view
   return true;
 }
 
 void DirectCall::add(size_t, at::TensorList list) {
-  key_.push_back(list.size());
-  for (const at::Tensor& t : list) key_.push_back(spec_of(t)->id());
-}
-
-void DirectCall::add_value(size_t i, const c10::IValue& value) { append_argument(key_, *resolved_, i, value); }
-
-void DirectCall::add(size_t i, c10::IntArrayRef ints) {
-  if (resolved_->value_free[i]) return add_value(i, c10::IValue(ints));
-  append_ints(key_, ints);
+  key_.words.push_back(list.size());
+  for (const at::Tensor& t : list) key_.words.push_back(spec_of(t)->id());
 }
 
 void DirectCall::add(size_t i, c10::SymIntArrayRef ints) {
   const auto known = c10::asIntArrayRefSlowOpt(ints);
-  if (!known) return add_value(i, c10::IValue(ints));
+  if (!known) return key_.add(i, c10::IValue(ints));
   add(i, *known);
 }
 
 void DirectCall::add(size_t i, at::OptionalIntArrayRef ints) {
-  if (!ints) return add_value(i, c10::IValue());
+  if (!ints) return key_.add(i, c10::IValue());
   add(i, *ints);
 }
 
 bool DirectCall::find_decision() {
-  result_ = strategy_cache(spec_of(*tensors_[0])->mesh().world()).find_direct_result(key_);
+  result_ = strategy_cache(spec_of(*tensors_[0])->mesh().world()).find_direct_result(key_.words);
   return result_.spec != nullptr;
 }
 

@@ -50,21 +50,23 @@ class DirectCall {
   // The same for a composite operator at kAboveAutogradKey, for a call that autograd does not record. `keys`: of the
   // call. Whether the call follows styles of parameters is not asked.
   bool begin_composite(c10::DispatchKeySet keys);
-  void add(size_t, const at::Tensor& t) { key_.push_back(spec_of(t)->id()); }
-  void add(size_t, const std::optional<at::Tensor>& t) { key_.push_back(t && t->defined() ? spec_of(*t)->id() : 0); }
+  void add(size_t, const at::Tensor& t) { key_.words.push_back(spec_of(t)->id()); }
+  void add(size_t, const std::optional<at::Tensor>& t) {
+    key_.words.push_back(t && t->defined() ? spec_of(*t)->id() : 0);
+  }
   void add(size_t i, at::TensorList list);
-  void add(size_t i, const at::Scalar& number) { append_number(key_, *resolved_, i, number); }
-  void add(size_t i, c10::IntArrayRef ints);
+  void add(size_t i, const at::Scalar& number) { key_.add(i, number); }
+  void add(size_t i, c10::IntArrayRef ints) { key_.add(i, ints); }
   void add(size_t i, c10::SymIntArrayRef ints);
   void add(size_t i, at::OptionalIntArrayRef ints);
   template <typename T>
   void add(size_t i, const T& value) {
-    add_value(i, c10::IValue(value));
+    key_.add(i, c10::IValue(value));
   }
   // False: there is none, and the call needs the boxed kernel. REQUIRES: all arguments were added.
   bool find_decision();
   // Of all arguments.
-  const CacheKey& key() const { return key_; }
+  const CacheKey& key() const { return key_.words; }
 
   // REQUIRES for the others: find_decision() returned true.
   size_t num_ranks() const { return meta_without_sync(*tensors_[0]).locals.size(); }  // that this process owns
@@ -87,14 +89,12 @@ class DirectCall {
 
  private:
   int64_t num_elements_to_read() const;  // by the first local rank
-  void add_value(size_t i, const c10::IValue& value);
   bool has_ordinary_tensors() const;
-  void add_context(bool scoped);
+  void begin_key(bool scoped);
 
   const OpInfo& info_;
   const c10::ArrayRef<const at::Tensor*> tensors_;
-  const OpInfo::Resolved* resolved_ = nullptr;
-  CacheKey key_;
+  CallKey key_;
   DirectResult result_;  // of the decision
 };
 

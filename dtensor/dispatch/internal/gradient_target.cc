@@ -173,13 +173,16 @@ SpecPtr layout_to_wait_in(const OpInfo& info, const Inputs& in) {
 
 }  // namespace
 
-at::Tensor note_gradient_target(const OpInfo& info, const OpRule& rule, Inputs& in) {
-  if (!in_backward()) return {};
-  at::Tensor leaf;
-  if (rule.uses_gradient_target) leaf = gradient_leaf();
-  if (leaf.defined() && leaf_group_of(leaf)) leaf = at::Tensor();
-  in.context.gradient_target = leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
-  return leaf;
+at::Tensor leaf_of_gradient(const OpRule& rule) {
+  if (!rule.uses_gradient_target || !in_backward()) return {};
+  at::Tensor leaf = gradient_leaf();
+  return leaf.defined() && leaf_group_of(leaf) ? at::Tensor() : leaf;
+}
+
+SpecPtr find_gradient_target(const OpInfo& info, const OpRule& rule, const Inputs& in) {
+  if (!in_backward()) return nullptr;
+  const at::Tensor leaf = leaf_of_gradient(rule);
+  return leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
 }
 
 }  // namespace dtensor::internal

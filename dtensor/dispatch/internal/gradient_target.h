@@ -7,10 +7,12 @@
 
 namespace dtensor::internal {
 
-// Inside backward, fills in the gradient target, if there is one. Returns the parameter whose gradient this call
-// computes (rules with OpRule::uses_gradient_target); undefined: none, or one whose gradient is reduced with those of
-// its group (leaf_group.h). The target is
-//  * for these rules, the layout of that parameter;
+// The parameter whose gradient the present call computes, inside backward, for rules with OpRule::uses_gradient_target.
+// Undefined: none, or one whose gradient is reduced with those of its group (leaf_group.h).
+at::Tensor leaf_of_gradient(const OpRule& rule);
+
+// The gradient target; null: none. That is, inside backward,
+//  * the layout of leaf_of_gradient();
 //  * for an elementwise operator or a cast of a Partial gradient, the Partial layout in which the result can be deferred
 //    and reduced with others (gradient_bucket.h), if that sends no more than reducing the incoming gradient.
 //
@@ -18,6 +20,6 @@ namespace dtensor::internal {
 // on tensors of like shapes: weights that are computed from parameters (w = g * v / v.norm(2, 1, true), exp(v), a cast
 // of autocast). The result of a cast can, too, where other gradients are added to it: else many casts of one activation
 // would be reduced one by one. This follows from the graph of the backward, which is the same on all ranks.
-at::Tensor note_gradient_target(const OpInfo& info, const OpRule& rule, Inputs& in);
+SpecPtr find_gradient_target(const OpInfo& info, const OpRule& rule, const Inputs& in);
 
 }  // namespace dtensor::internal

@@ -5,6 +5,7 @@
 #include "comm/scope.h"
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/internal/any_tensor.h"
+#include "dtensor/dispatch/internal/call_hints.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"

@@ -21,6 +21,7 @@
 #include "absl/container/inlined_vector.h"
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/inner_calls.h"
+#include "dtensor/dispatch/internal/call_hints.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/composite_dispatch.h"
 #include "dtensor/dispatch/internal/direct_call.h"
@@ -63,7 +64,8 @@ bool can_be_one(const TensorsOfComposite& tensors, const at::Tensor& result) {
 void keep_result(const OpInfo& info, const CacheKey& key, c10::ArrayRef<c10::IValue> args, const at::Tensor& result) {
   const DTensorMeta& meta = meta_without_sync(result);
   Inputs in = gather_inputs(info, args);
-  note_context(info, in);
+  const auto inputs = in.pointers();
+  find_hints(info, {inputs.data(), inputs.size()}, in.context);
   auto decision = std::make_shared<Decision>();
   decision->call = to_keep(make_call(info, in, args));
   decision->outputs = {meta.spec};
