@@ -2,20 +2,21 @@
 
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 #include "absl/algorithm/container.h"
 #include "dtensor/dispatch/call_hook.h"
-#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/inner_calls.h"
-#include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/internal/call_without_rule.h"
 #include "dtensor/dispatch/internal/call_writes.h"
+#include "dtensor/dispatch/internal/chunked_call.h"
 #include "dtensor/dispatch/internal/decide_call.h"
 #include "dtensor/dispatch/internal/gradient_target.h"
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/dispatch/internal/module_call.h"
 #include "dtensor/dispatch/internal/on_one_device.h"
 #include "dtensor/dispatch/internal/plain_dispatch.h"
-#include "dtensor/dispatch/internal/replicated_dispatch.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch/reduce_first.h"
@@ -108,10 +109,41 @@ size_t first_tensor(const Inputs& in) {
   return a;
 }
 
-// Results in the form that the schema requires: tensors, or lists of tensors; written arguments are returned
-// themselves.
-void push_results(const OpInfo& info, const Decision& decision, const Inputs& in, std::vector<RankTensors> outputs,
-                  c10::ArrayRef<c10::IValue> args, Stack& results) {
+// The results of the local operators, from inputs that were moved.
+std::vector<RankTensors> compute_call(const OpInfo& info, const Decided& decided, const Inputs& in,
+                                      c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals) {
+  auto outputs = is_offload_used()
+                     ? run_local({info, *decided.decision, in, args, on_one_device(info, in, locals), decided.made_now})
+                     : run_local({info, *decided.decision, in, args, locals, decided.made_now});
+  keep_decision(in, decided);
+  report_work(info, *decided.decision, in, args);
+  return outputs;
+}
+
+// Whether the hook defers the call: then its result has replaced the arguments on the stack.
+bool defer_call(const OpInfo& info, const Decided& decided, const Inputs& in, Stack& stack) {
+  if (CallHook::registered == nullptr) return false;
+  const at::Tensor leaf = leaf_of_gradient(*info.rule());
+  if (!leaf.defined()) return false;
+  const auto run = [&info, decided](const Inputs& inputs, c10::ArrayRef<c10::IValue> arguments,
+                                    const std::vector<RankTensors>& locals) {
+    return compute_call(info, decided, inputs, arguments, locals);
+  };
+  const auto args = torch::jit::last(stack, info.args.size());
+  at::Tensor result = CallHook::registered->defer({info, in, args, decided.decision, leaf, run});
+  if (!result.defined()) return false;
+  note_work_elsewhere();
+  count_otherwise();
+  torch::jit::drop(stack, info.args.size());
+  stack.emplace_back(std::move(result));
+  return true;
+}
+
+// Replaces the arguments on the stack by the results in the form that the schema requires: tensors, or lists of
+// tensors; written arguments are returned themselves.
+void wrap_results(const OpInfo& info, const Decision& decision, const Inputs& in, std::vector<RankTensors> outputs,
+                  Stack& stack) {
+  const auto args = torch::jit::last(stack, info.args.size());
   const auto make = [&](size_t k) -> at::Tensor {
     if (info.is_view) {
       const size_t base_arg = first_tensor(in);
@@ -130,6 +162,7 @@ void push_results(const OpInfo& info, const Decision& decision, const Inputs& in
     if (!decision.output_hints.empty()) mutable_hints(t).hints = decision.output_hints[k];
     return t;
   };
+  Stack results;
   size_t k = 0;
   for (size_t r = 0; r < decision.output_counts.size(); ++r) {
     if (info.written_inputs[r] >= 0) {
@@ -143,118 +176,31 @@ void push_results(const OpInfo& info, const Decision& decision, const Inputs& in
       results.emplace_back(std::move(list));
     }
   }
-}
-
-// Like ATen's fallback for lists.
-void run_one_by_one(const OpInfo& info, Stack& stack) {
-  constexpr auto kSlow = c10::DispatchKey::CompositeExplicitAutograd;
-  TORCH_CHECK_NOT_IMPLEMENTED(info.op.hasKernelForDispatchKey(kSlow), info.name,
-                              ": writes to several views of one distributed tensor "
-                              "whose parts had to move for them. Write to them one after another.");
-  info.op.callBoxedForDispatchKey(kSlow, stack);
-}
-
-// The results of the local operators, from inputs that were moved.
-std::vector<RankTensors> run_decided(const OpInfo& info, const Decided& decided, const Inputs& in,
-                                     c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals) {
-  auto outputs = is_offload_used()
-                     ? run_local({info, *decided.decision, in, args, on_one_device(info, in, locals), decided.made_now})
-                     : run_local({info, *decided.decision, in, args, locals, decided.made_now});
-  keep_decision(in, decided);
-  report_work(info, *decided.decision, in, args);
-  return outputs;
-}
-
-// The result of a call that the hook defers; undefined: it is to run now.
-at::Tensor defer_call(const OpInfo& info, const Decided& decided, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
-  if (CallHook::registered == nullptr) return {};
-  const at::Tensor leaf = leaf_of_gradient(*info.rule());
-  if (!leaf.defined()) return {};
-  const auto run = [&info, decided](const Inputs& inputs, c10::ArrayRef<c10::IValue> arguments,
-                                    const std::vector<RankTensors>& locals) {
-    return run_decided(info, decided, inputs, arguments, locals);
-  };
-  return CallHook::registered->defer({info, in, args, decided.decision, leaf, run});
-}
-
-void run_rule(const OpInfo& info, Inputs in, Stack& stack) {
-  const CallWrites writes(info, in);
-  if (in.observed && writes.are_related()) {
-    count_otherwise();
-    return run_one_by_one(info, stack);
-  }
-  const auto args = torch::jit::last(stack, info.args.size());
-  const Decided decided = decide_call(info, in, args);
-  const std::shared_ptr<const Decision> decision = decided.decision;
-  if (const at::Tensor result = defer_call(info, decided, in, args); result.defined()) {
-    note_work_elsewhere();
-    count_otherwise();
-    torch::jit::drop(stack, info.args.size());
-    return stack.push_back(result);
-  }
-  std::vector<RankTensors> outputs;
-  if (auto computed = run_in_chunks(info, *decision, in, args)) {
-    outputs = *std::move(computed);
-    note_work_elsewhere();
-    keep_decision(in, decided);
-  } else {
-    const std::vector<RankTensors> locals = move_inputs(info, *decision, in);
-    try {
-      outputs = run_decided(info, decided, in, args, locals);
-    } catch (...) {
-      writes.note_failed();
-      throw;
-    }
-  }
-  writes.note();
-
-  Stack results;
-  push_results(info, *decision, in, std::move(outputs), args, results);
   torch::jit::drop(stack, info.args.size());
   for (auto& r : results) stack.push_back(std::move(r));
+  if (in.has_module_traits) keep_cast_of_parameter(info, in.tensors[0], stack);
 }
 
+// REQUIRES: the operator has a rule.
 void run_by_rule(const OpInfo& info, Stack& stack) {
-  const bool has_rule = info.rule() != nullptr;
-  if (!has_rule && info.composite_implicit) {
-    return info.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
-  }
-  if (has_rule && has_empty_out(info, torch::jit::last(stack, info.args.size())) && run_functional_form(info, stack))
-    return count_otherwise();
-  Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
-  check_hooks_ran(info, in);
-  if (in.writes_plain || !has_rule) count_otherwise();
-  if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
-  if (in.observed) CallWrites(info, in).check();
-  if (!has_rule) return run_without_rule(info, in, stack);
-  use_gathered_parameters(info, in);
-  use_reduced_copies(info, torch::jit::last(stack, info.args.size()), in);
-  const at::Tensor first = in.has_module_traits ? in.tensors[0] : at::Tensor();
-  run_rule(info, std::move(in), stack);
-  if (first.defined()) keep_cast_of_parameter(info, first, stack);
-}
-
-// Whether an argument that the operator writes to is a plain tensor.
-bool writes_plain(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
-  for (size_t a = 0; a < args.size(); ++a) {
-    const auto is_plain = [](const at::Tensor& t) { return t.defined() && !is_dtensor(t); };
-    if (info.args[a].written && any_tensor(args.slice(a, 1), is_plain)) return true;
-  }
-  return false;
-}
-
-void dispatch_to_handler(const OpInfo& info, const c10::OperatorHandle& op, Stack& stack) {
+  if (run_to_resize(info, stack)) return;
   const auto args = torch::jit::last(stack, info.args.size());
-  prepare_parameters(info, args);
-  if (info.has_outs) {
-    count_otherwise();
-    if (run_functional_form(info, stack)) return;
-    if (writes_plain(info, args)) return write_to_plain(info, gather_inputs(info, args).mesh, stack);
+  Inputs in = gather_inputs(info, args);
+  check_hooks_ran(info, in);
+  if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
+  CallWrites writes(info, in);
+  if (writes.are_related()) return run_one_by_one(info, stack);
+  use_copies(info, args, in);
+  const Decided decided = decide_call(info, in, args);
+  if (defer_call(info, decided, in, stack)) return;
+  auto outputs = run_in_chunks(info, decided, in, args);
+  if (!outputs) {
+    const auto locals = move_inputs(info, *decided.decision, in);
+    writes.begin();
+    outputs = compute_call(info, decided, in, args, locals);
   }
-  const WrittenResults written(info, stack);
-  const HandlerCall counted;
-  info.handler(op, stack);
-  written.settle(stack);
+  writes.done();
+  wrap_results(info, *decided.decision, in, *std::move(outputs), stack);
 }
 
 }  // namespace
@@ -262,28 +208,20 @@ void dispatch_to_handler(const OpInfo& info, const c10::OperatorHandle& op, Stac
 void dispatch(const c10::OperatorHandle& op, Stack* stack) {
   const OpInfo& info = op_info(op);
   const auto args = torch::jit::last(*stack, info.args.size());
-  if (!has_dtensor(info, args)) {
-    count_otherwise();
-    return dispatch_plain(info, *stack, /*within_operator=*/CallInProgress::any());
-  }
+  if (!has_dtensor(info, args)) return dispatch_plain(info, *stack);
   const CallInProgress call(info, args);
   if (info.handler == nullptr && info.rule()) {
     run_by_rule(info, *stack);
-  } else if (info.handler != nullptr && info.is_view) {  // writes nothing, and does no work to report
-    prepare_parameters(info, args);
-    const HandlerCall counted;
-    info.handler(op, *stack);
   } else {
-    const CallWithoutRule work(info, args);
-    info.handler == nullptr ? run_by_rule(info, *stack) : dispatch_to_handler(info, op, *stack);
-    work.report(*stack);
+    dispatch_without_rule(info, *stack);
   }
   call.done();
 }
 
 void dispatch_by_rule(const c10::OperatorHandle& op, Stack& stack) {
   count_as_given();
-  run_by_rule(op_info(op), stack);
+  const OpInfo& info = op_info(op);
+  info.rule() ? run_by_rule(info, stack) : run_without_rule(info, stack);
 }
 
 }  // namespace dtensor::internal

@@ -8,6 +8,7 @@
 
 #include "absl/algorithm/container.h"
 #include "comm/scope.h"
+#include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/representation.h"
 #include "propagation/functional_form.h"
@@ -113,6 +114,17 @@ bool run_functional_form(const OpInfo& info, Stack& stack) {
   for (size_t r = 0; r < outs.size(); ++r) put(outs[r], results[r].toTensor(), info.op);
   torch::jit::drop(stack, info.args.size());
   for (const at::Tensor& out : outs) stack.emplace_back(out);
+  return true;
+}
+
+bool run_to_resize(const OpInfo& info, Stack& stack) {
+  const auto args = torch::jit::last(stack, info.args.size());
+  bool any_empty = false;
+  for (size_t a = 0; a < args.size() && info.has_outs; ++a) {
+    any_empty |= info.args[a].out && args[a].isTensor() && args[a].toTensor().numel() == 0;
+  }
+  if (!any_empty || !run_functional_form(info, stack)) return false;
+  count_otherwise();
   return true;
 }
 

@@ -23,14 +23,8 @@ at::Tensor write_out(const at::Tensor& out, const at::Tensor& result, const c10:
 // nothing, if there is no such form, there is no distributed input, or an out= tensor is plain.
 bool run_functional_form(const OpInfo& info, torch::jit::Stack& stack);
 
-// Whether there is an out= tensor without elements, which may have to be resized.
-inline bool has_empty_out(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
-  if (!info.has_outs) return false;
-  for (size_t a = 0; a < args.size(); ++a) {
-    if (info.args[a].out && args[a].isTensor() && args[a].toTensor().numel() == 0) return true;
-  }
-  return false;
-}
+// The same if there is an out= tensor without elements, which may have to be resized; else false.
+bool run_to_resize(const OpInfo& info, torch::jit::Stack& stack);
 
 // Handlers and local kernels may return new tensors, whatever form of their operator is called. A result that is an
 // argument by the schema is then copied to that argument, which is returned instead:

@@ -12,6 +12,7 @@
 #include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/input_moves.h"
+#include "dtensor/dispatch/internal/module_call.h"
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/tensor/dispatch_scope.h"
@@ -162,7 +163,8 @@ std::vector<at::Tensor> gather_for_reuse(const OpInfo& info, c10::ArrayRef<size_
   return GatherFn::apply(tensors, &info, args, to);
 }
 
-void use_reduced_copies(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inputs& in) {
+void use_copies(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inputs& in) {
+  use_gathered_parameters(info, in);
   if (info.is_view) return;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     at::Tensor& t = in.tensors[k];

@@ -1,5 +1,5 @@
 // Redistributes tensors before an operator on them is decided: Partial ones are reduced, and constants gathered for
-// operators that are called repeatedly with them.
+// operators that are called repeatedly with them. Or replaces them by such copies.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,8 +28,9 @@ void reduce_lists(const OpInfo& info, torch::jit::Stack& stack);
 std::vector<at::Tensor> gather_for_reuse(const OpInfo& info, c10::ArrayRef<size_t> args, at::TensorList tensors,
                                          c10::ArrayRef<Placements> to);
 
-// Replaces Partial tensors by their cached reduced tensors, so that results computed from them need no reduction of
-// their own. Not for view operators, since views share the cache, nor for written arguments.
-void use_reduced_copies(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inputs& in);
+// Replaces parameters by their gathered copies (use_gathered_parameters() in internal/module_call.h), and Partial
+// tensors by their cached reduced tensors, so that results computed from them need no reduction of their own. Not for
+// view operators, since views share the cache, nor for written arguments.
+void use_copies(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inputs& in);
 
 }  // namespace dtensor::internal

@@ -1,22 +1,29 @@
 #include "dtensor/dispatch/internal/call_writes.h"
 
+#include <c10/util/Exception.h>
+
 #include "absl/container/flat_hash_map.h"
+#include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
 
-CallWrites::CallWrites(const OpInfo& info, const Inputs& in) : op_(info.name) {
+CallWrites::CallWrites(const OpInfo& info, const Inputs& in) : info_(info), observed_(in.observed) {
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     if (info.args[in.arg_of[k]].written && in.tensors[k].defined()) tensors_.push_back(in.tensors[k]);
   }
+  if (!observed_) return;
+  for (const at::Tensor& t : tensors_) check_write(t, info.name);
 }
 
-void CallWrites::check() const {
-  for (const at::Tensor& t : tensors_) check_write(t, op_);
+CallWrites::~CallWrites() {
+  if (!begun_) return;
+  for (const at::Tensor& t : tensors_) mark_written(*meta_without_sync(t).storage);
 }
 
 bool CallWrites::are_related() const {
+  if (!observed_) return false;
   absl::flat_hash_map<const LocalStorage*, const LocalStorage*> first;  // per base: a memory that is a view of it
   for (const at::Tensor& t : tensors_) {
     const LocalStorage* own = meta_without_sync(t).storage.get();
@@ -25,12 +32,18 @@ bool CallWrites::are_related() const {
   return false;
 }
 
-void CallWrites::note() const {
-  for (const at::Tensor& t : tensors_) note_write(t, op_);
+void CallWrites::done() {
+  begun_ = false;
+  for (const at::Tensor& t : tensors_) note_write(t, info_.name);
 }
 
-void CallWrites::note_failed() const {
-  for (const at::Tensor& t : tensors_) mark_written(*meta_without_sync(t).storage);
+void run_one_by_one(const OpInfo& info, torch::jit::Stack& stack) {
+  count_otherwise();
+  constexpr auto kSlow = c10::DispatchKey::CompositeExplicitAutograd;
+  TORCH_CHECK_NOT_IMPLEMENTED(info.op.hasKernelForDispatchKey(kSlow), info.name,
+                              ": writes to several views of one distributed tensor "
+                              "whose parts had to move for them. Write to them one after another.");
+  info.op.callBoxedForDispatchKey(kSlow, stack);
 }
 
 }  // namespace dtensor::internal

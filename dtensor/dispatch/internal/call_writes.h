@@ -2,8 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-
-#include <string>
+#include <ATen/core/stack.h>
 
 #include "absl/container/inlined_vector.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
@@ -11,24 +10,37 @@
 
 namespace dtensor::internal {
 
+//   CallWrites writes(info, in);  // before anything communicates
+//   writes.begin();
+//   // the local operators, on all ranks
+//   writes.done();
+//
+// If it ends between begin() and done(), some ranks may have written: nothing derived from these tensors before is
+// valid any more.
 class CallWrites {
  public:
-  // Valid as long as `info`.
+  // Valid as long as `info`. Errors: those of observers of the memory.
   CallWrites(const OpInfo& info, const Inputs& in);
+  ~CallWrites();
+  CallWrites(const CallWrites&) = delete;
+  CallWrites& operator=(const CallWrites&) = delete;
 
-  // Before the call. Errors: those of observers of the memory.
-  void check() const;
   // Whether the call writes to a copied view and to its base, or to two views of one base. Its result for one would not
   // be visible in the other.
   bool are_related() const;
-  // After the call: counts the writes and calls the observers, which may communicate.
-  void note() const;
-  // After an error, when some ranks may have written: nothing derived from these tensors before is valid any more.
-  void note_failed() const;
+  void begin() { begun_ = true; }
+  // Counts the writes and calls the observers, which may communicate.
+  void done();
 
  private:
-  const std::string& op_;
+  const OpInfo& info_;
   absl::InlinedVector<at::Tensor, 6> tensors_;
+  const bool observed_;
+  bool begun_ = false;
 };
+
+// Runs a call whose writes are related, like ATen's fallback for lists: one tensor after the other. Error
+// (NotImplementedError): the operator is not one on lists.
+void run_one_by_one(const OpInfo& info, torch::jit::Stack& stack);
 
 }  // namespace dtensor::internal

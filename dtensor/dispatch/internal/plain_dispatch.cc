@@ -3,7 +3,9 @@
 #include <c10/util/Exception.h>
 
 #include "comm/scope.h"
+#include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/composite_op_scope.h"
+#include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/dispatch/internal/call_hints.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
@@ -142,18 +144,21 @@ void write_to_both(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
 
 }  // namespace
 
-void dispatch_plain(const OpInfo& info, Stack& stack, bool within_operator) {
+void dispatch_plain(const OpInfo& info, Stack& stack) {
+  count_otherwise();
   const CompositeOpScope* code = CompositeOpScope::current();
   const DeviceMesh& mesh = code != nullptr ? code->mesh() : current_dispatch_scope().mesh;
   const std::string_view name = info.name;
   if (!mesh.defined() || !info.makes_tensor || name.rfind("aten::", 0) != 0) return run_plain(info, stack);
-  const bool may_be_filled_by_pointer = code != nullptr || within_operator || in_backward() || !is_in_torch_empty();
+  const bool may_be_filled_by_pointer =
+      code != nullptr || CallInProgress::any() || in_backward() || !is_in_torch_empty();
   if (name.rfind("aten::empty", 0) == 0 && may_be_filled_by_pointer && !mesh.world().is_meta())
     return run_plain(info, stack);
   make_replicated(info, mesh, stack);
 }
 
 void write_to_plain(const OpInfo& info, const DeviceMesh& mesh, Stack& stack) {
+  count_otherwise();
   TORCH_CHECK(
       plain_is_replicated() || from_factories_alone(torch::jit::last(stack, info.args.size())), info.name,
       ": writes to a plain tensor, but other arguments are distributed on ", mesh.to_string(),

@@ -11,9 +11,9 @@ namespace dtensor::internal {
 // No argument is distributed. Inside a MeshScope, or in the code of a composite operator with distributed arguments
 // (composite_op_scope.h), a factory makes a replicated tensor on the scope's (the arguments') mesh (random ones draw
 // once, so that all ranks agree); everything else runs as without this library. torch::empty() makes a distributed
-// tensor; at::empty() stays plain, as do both in the code of operators (`within_operator`: of this library's), which
-// fill memory through a pointer.
-void dispatch_plain(const OpInfo& info, torch::jit::Stack& stack, bool within_operator);
+// tensor; at::empty() stays plain, as do both in the code of operators, this library's included, which fill memory
+// through a pointer.
+void dispatch_plain(const OpInfo& info, torch::jit::Stack& stack);
 
 // Writes to a plain tensor with distributed arguments, which are gathered. Autograd's formulas and composite operators
 // do that to tensors that they have just made from options (zeros(...).scatter_(...)): these become distributed and

@@ -297,7 +297,7 @@ class ReplicatedCall {
 
 }  // namespace
 
-void run_without_rule(const OpInfo& info, const Inputs& in, Stack& stack) {
+void run_replicated(const OpInfo& info, const Inputs& in, Stack& stack) {
   bool whole = true;  // whether all its inputs are whole; out= gets its part of the result
   for (size_t k = 0; k < in.tensors.size() && whole; ++k) {
     whole = !in.tensors[k].defined() || is_whole(in.tensors[k]) || info.args[in.arg_of[k]].out;

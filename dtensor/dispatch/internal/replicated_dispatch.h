@@ -17,7 +17,7 @@
 
 namespace dtensor::internal {
 
-void run_without_rule(const OpInfo& info, const Inputs& in, torch::jit::Stack& stack);
+void run_replicated(const OpInfo& info, const Inputs& in, torch::jit::Stack& stack);
 
 // The first of these errors: names the call, its origin (module, composite operator, formula of backward), and
 // alternatives.
