@@ -1,7 +1,5 @@
 #include "dtensor/dispatch/dispatch.h"
 
-#include <c10/util/Exception.h>
-
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -15,92 +13,20 @@
 #include "dtensor/dispatch/internal/gradient_target.h"
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/dispatch/internal/module_call.h"
-#include "dtensor/dispatch/internal/on_one_device.h"
 #include "dtensor/dispatch/internal/plain_dispatch.h"
+#include "dtensor/dispatch/internal/run_local.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch/reduce_first.h"
 #include "dtensor/dispatch/report_work.h"
-#include "dtensor/tensor/each_rank.h"
-#include "dtensor/tensor/host_parts.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/view_call.h"
-#include "plan/redistribute_planner.h"
-#include "propagation/trial_run.h"
+#include "plan/redistribute_plan.h"
 
 namespace dtensor::internal {
 namespace {
 
 using torch::jit::Stack;
-
-void check_local(const OpInfo& info, const Spec& spec, const at::Tensor& local, int64_t rank_index) {
-  const Shape expected = spec.local_shape(rank_index);
-  TORCH_CHECK(local.defined() && local.sizes() == c10::IntArrayRef(expected.data(), expected.size()) &&
-                  local.scalar_type() == spec.dtype(),
-              info.name, ": the sharding rule says that rank ", spec.mesh().local_ranks()[rank_index], " computes ",
-              spec.to_string(), " locally of shape ", c10::IntArrayRef(expected.data(), expected.size()),
-              ", but the local operator gave ",
-              local.defined() ? c10::str(local.sizes(), " ", local.scalar_type()) : std::string("nothing"),
-              ". The rule of this operator is wrong.");
-}
-
-// By the first local rank; 0 of operators whose ranks compute one after the other: views, as they take no time, and
-// random ones, as the order of their ranks is that of the numbers they draw.
-int64_t num_elements_to_read(const OpInfo& info, const std::vector<RankTensors>& locals) {
-  int64_t num = 0;
-  if (info.is_view || is_random(info.op)) return num;
-  for (const RankTensors& input : locals) num += input.empty() ? 0 : num_cpu_elements(input[0]);
-  return num;
-}
-
-// What the calls of the local operator on all owned ranks share.
-struct LocalCalls {
-  const OpInfo& info;
-  const Decision& decision;
-  const Inputs& in;
-  c10::ArrayRef<c10::IValue> args;
-  const std::vector<RankTensors>& locals;
-  bool check;
-};
-
-// Sets outputs[k][r] to output k on local rank r.
-void run_on_rank(const LocalCalls& calls, size_t r, std::vector<RankTensors>& outputs) {
-  const auto& [info, decision, in, args, locals, check] = calls;
-  Stack stack;
-  stack.reserve(args.size());
-  fill_local_stack(stack, in, args, locals, r);
-  if (decision.rule->local) {
-    const WrittenResults written(info, stack);
-    decision.rule->local({info.op, decision.computed, decision.outputs, static_cast<int64_t>(r), in.mesh}, stack);
-    written.settle(stack);
-  } else {
-    info.op.callBoxed(stack);
-  }
-  size_t k = 0;
-  for (auto& result : stack) {
-    if (result.isTensor()) {
-      outputs.at(k++)[r] = std::move(result).toTensor();
-    } else {
-      for (const auto& x : result.toListRef()) outputs.at(k++)[r] = x.toTensor();
-    }
-  }
-  TORCH_CHECK(k == decision.outputs.size(), info.name, ": the local operator gave ", k, " tensors where ",
-              decision.outputs.size(), " were expected.");
-  for (size_t o = 0; check && o < outputs.size(); ++o) {
-    if (decision.outputs[o]) check_local(info, *decision.outputs[o], outputs[o][r], static_cast<int64_t>(r));
-  }
-}
-
-// Runs the local operator on each owned rank; outputs[k][i] is output k on local rank i.
-std::vector<RankTensors> run_local(const LocalCalls& calls) {
-  const size_t ranks = calls.in.mesh.local_ranks().size();
-  std::vector<RankTensors> outputs(calls.decision.outputs.size(), RankTensors(ranks));
-  LocalGuard guard;
-  for_each_rank(
-      ranks, [&] { return num_elements_to_read(calls.info, calls.locals); },
-      [&](size_t r) { run_on_rank(calls, r, outputs); });
-  return outputs;
-}
 
 // The schema argument that a view is taken of. REQUIRES: one is a tensor.
 size_t first_tensor(const Inputs& in) {
@@ -112,9 +38,7 @@ size_t first_tensor(const Inputs& in) {
 // The results of the local operators, from inputs that were moved.
 std::vector<RankTensors> compute_call(const OpInfo& info, const Decided& decided, const Inputs& in,
                                       c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals) {
-  auto outputs = is_offload_used()
-                     ? run_local({info, *decided.decision, in, args, on_one_device(info, in, locals), decided.made_now})
-                     : run_local({info, *decided.decision, in, args, locals, decided.made_now});
+  auto outputs = run_local({info, *decided.decision, in, args, locals, /*check=*/decided.made_now});
   keep_decision(in, decided);
   report_work(info, *decided.decision, in, args);
   return outputs;
