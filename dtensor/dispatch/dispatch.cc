@@ -107,14 +107,14 @@ void wrap_results(const OpInfo& info, const Decision& decision, const Inputs& in
 
 // REQUIRES: the operator has a rule.
 void run_by_rule(const OpInfo& info, Stack& stack) {
-  if (run_to_resize(info, stack)) return;
+  if (info.has_outs && run_to_resize(info, stack)) return;
   const auto args = torch::jit::last(stack, info.args.size());
   Inputs in = gather_inputs(info, args);
-  check_hooks_ran(info, in);
+  if (in.has_module_traits) check_hooks_ran(info, in);
   if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
   CallWrites writes(info, in);
-  if (writes.are_related()) return run_one_by_one(info, stack);
-  use_copies(info, args, in);
+  if (in.observed && writes.are_related()) return run_one_by_one(info, stack);
+  if (in.has_partial || in.has_module_traits) use_copies(info, args, in);
   const Decided decided = decide_call(info, in, args);
   if (defer_call(info, decided, in, stack)) return;
   auto outputs = run_in_chunks(info, decided, in, args);

@@ -67,7 +67,6 @@ void ListCall::check_hooks() const {
     const auto has_traits = [](const at::Tensor* t) { return meta_without_sync(*t).storage->module_traits != nullptr; };
     if (std::none_of(tensors.begin(), tensors.end(), has_traits)) continue;
     Inputs in;
-    in.has_module_traits = true;
     for (size_t a = 0; a < args_.size(); ++a) {
       if (element_.args[a].kind != ArgSlot::Kind::kTensor) continue;
       in.tensors.push_back(*tensors[in.tensors.size()]);

@@ -120,7 +120,7 @@ bool run_functional_form(const OpInfo& info, Stack& stack) {
 bool run_to_resize(const OpInfo& info, Stack& stack) {
   const auto args = torch::jit::last(stack, info.args.size());
   bool any_empty = false;
-  for (size_t a = 0; a < args.size() && info.has_outs; ++a) {
+  for (size_t a = 0; a < args.size(); ++a) {
     any_empty |= info.args[a].out && args[a].isTensor() && args[a].toTensor().numel() == 0;
   }
   if (!any_empty || !run_functional_form(info, stack)) return false;

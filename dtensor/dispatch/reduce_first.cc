@@ -164,7 +164,7 @@ std::vector<at::Tensor> gather_for_reuse(const OpInfo& info, c10::ArrayRef<size_
 }
 
 void use_copies(const OpInfo& info, c10::ArrayRef<c10::IValue> args, Inputs& in) {
-  use_gathered_parameters(info, in);
+  if (in.has_module_traits) use_gathered_parameters(info, in);
   if (info.is_view) return;
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     at::Tensor& t = in.tensors[k];

@@ -101,6 +101,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     const LocalStorage& storage = *meta_without_sync(t).storage;
     if (storage.observer) in.observed = true;
     if (storage.module_traits) in.has_module_traits = true;
+    if (spec_of(t)->has_partial()) in.has_partial = true;
     if (info.args[arg].written && !info.args[arg].out && has_mutable_layout(t))
       in.context.mutable_layouts.push_back(static_cast<int>(in.tensors.size()) - 1);
   };

@@ -25,6 +25,7 @@ struct Inputs {
   bool writes_plain = false;       // an argument that the operator writes to is a plain tensor
   bool observed = false;           // the memory of some has an observer
   bool has_module_traits = false;  // that of some has ModuleTraits
+  bool has_partial = false;        // some are Partial
 
   absl::InlinedVector<const at::Tensor*, 6> pointers() const;  // to the tensors
 };

@@ -46,7 +46,7 @@ void run_without_rule(const OpInfo& info, Stack& stack) {
     return info.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
   }
   const Inputs in = gather_inputs(info, torch::jit::last(stack, info.args.size()));
-  check_hooks_ran(info, in);
+  if (in.has_module_traits) check_hooks_ran(info, in);
   if (in.writes_plain) return write_to_plain(info, in.mesh, stack);
   count_otherwise();
   const CallWrites checked(info, in);

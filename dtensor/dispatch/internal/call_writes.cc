@@ -9,11 +9,11 @@
 
 namespace dtensor::internal {
 
-CallWrites::CallWrites(const OpInfo& info, const Inputs& in) : info_(info), observed_(in.observed) {
+CallWrites::CallWrites(const OpInfo& info, const Inputs& in) : info_(info) {
   for (size_t k = 0; k < in.tensors.size(); ++k) {
     if (info.args[in.arg_of[k]].written && in.tensors[k].defined()) tensors_.push_back(in.tensors[k]);
   }
-  if (!observed_) return;
+  if (!in.observed) return;
   for (const at::Tensor& t : tensors_) check_write(t, info.name);
 }
 
@@ -23,7 +23,6 @@ CallWrites::~CallWrites() {
 }
 
 bool CallWrites::are_related() const {
-  if (!observed_) return false;
   absl::flat_hash_map<const LocalStorage*, const LocalStorage*> first;  // per base: a memory that is a view of it
   for (const at::Tensor& t : tensors_) {
     const LocalStorage* own = meta_without_sync(t).storage.get();

@@ -26,7 +26,7 @@ class CallWrites {
   CallWrites& operator=(const CallWrites&) = delete;
 
   // Whether the call writes to a copied view and to its base, or to two views of one base. Its result for one would not
-  // be visible in the other.
+  // be visible in the other. False if no memory has an observer.
   bool are_related() const;
   void begin() { begun_ = true; }
   // Counts the writes and calls the observers, which may communicate.
@@ -35,7 +35,6 @@ class CallWrites {
  private:
   const OpInfo& info_;
   absl::InlinedVector<at::Tensor, 6> tensors_;
-  const bool observed_;
   bool begun_ = false;
 };
 

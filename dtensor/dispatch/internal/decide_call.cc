@@ -196,7 +196,7 @@ Decided decide_call(const OpInfo& info, Inputs& in, c10::ArrayRef<c10::IValue> a
   const std::shared_ptr<const OpRule>& rule = info.rule();
   const auto inputs = in.pointers();
   find_hints(info, {inputs.data(), inputs.size()}, in.context);
-  in.context.gradient_target = find_gradient_target(info, *rule, in);
+  if (in_backward()) in.context.gradient_target = find_gradient_target(info, *rule, in);
   Decided decided;
   if (StepDecider* decider = CallInProgress::step_decider(); decider == nullptr) {
     decided = decide(info, in, args);

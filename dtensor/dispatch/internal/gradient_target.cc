@@ -180,7 +180,6 @@ at::Tensor leaf_of_gradient(const OpRule& rule) {
 }
 
 SpecPtr find_gradient_target(const OpInfo& info, const OpRule& rule, const Inputs& in) {
-  if (!in_backward()) return nullptr;
   const at::Tensor leaf = leaf_of_gradient(rule);
   return leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
 }

@@ -11,7 +11,7 @@ namespace dtensor::internal {
 // Undefined: none, or one whose gradient is reduced with those of its group (leaf_group.h).
 at::Tensor leaf_of_gradient(const OpRule& rule);
 
-// The gradient target; null: none. That is, inside backward,
+// The gradient target; null: none. REQUIRES: inside backward. It is
 //  * the layout of leaf_of_gradient();
 //  * for an elementwise operator or a cast of a Partial gradient, the Partial layout in which the result can be deferred
 //    and reduced with others (gradient_bucket.h), if that sends no more than reducing the incoming gradient.

@@ -60,7 +60,7 @@ bool is_update(const OpInfo& info, const Inputs& in) {
 }  // namespace
 
 void check_hooks_ran(const OpInfo& info, const Inputs& in) {
-  if (!in.has_module_traits || in_backward()) return;
+  if (in_backward()) return;
   const HookWatch* hooks = nullptr;
   std::string argument;
   bool others = false;
@@ -88,7 +88,7 @@ void check_hooks_ran(const OpInfo& info, const Inputs& in) {
 }
 
 void use_gathered_parameters(const OpInfo& info, Inputs& in) {
-  if (!in.has_module_traits || info.is_view || !computes_with_parameters(info, in) || is_update(info, in)) return;
+  if (info.is_view || !computes_with_parameters(info, in) || is_update(info, in)) return;
   if (absl::StartsWith(info.name, "aten::_foreach")) return;
   for (at::Tensor& t : in.tensors) {
     if (!t.defined()) continue;

@@ -1,5 +1,5 @@
-// What a call does for parameters and buffers of modules with ModuleTraits (tensor/module_traits.h); nothing for other
-// calls (Inputs::has_module_traits).
+// What a call does for parameters and buffers of modules with ModuleTraits (tensor/module_traits.h): for calls with
+// Inputs::has_module_traits alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
