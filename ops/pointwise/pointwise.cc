@@ -44,6 +44,7 @@ OpRule pointwise_op(PointwisePartials partials) {
     }
     return factors;
   });
+  rule.flops = nullptr;  // no products: to find that out takes as long as the strategies
   rule.value_free = value_free_scalars();
   rule.divisors = partials.divisors;
   return rule;

@@ -27,7 +27,7 @@ c10::ScalarType accumulated_dtype(const OpCall& call) {
 // Reducing sharded dims gives a Partial of `op`. If the operator commutes with that reduction (a count of non-zeros
 // does not) a Partial input of that kind passes through.
 OpRule reduce_op(ReduceOp op, bool commutes = true) {
-  return factor_op([op, commutes](const OpCall& call) {
+  OpRule reduce = factor_op([op, commutes](const OpCall& call) {
     FactorRule rule = reduction(call, 0, reduced_dims(call), keeps_dims(call), op);
     if (!commutes) {
       rule.terms.clear();
@@ -35,6 +35,8 @@ OpRule reduce_op(ReduceOp op, bool commutes = true) {
     }
     return rule;
   });
+  reduce.flops = nullptr;  // as in pointwise_op()
+  return reduce;
 }
 
 // A sum of the elements that are not nan. Addends may be nan although their sum is one element, which is skipped as a
