@@ -8,11 +8,11 @@
 namespace dtensor {
 
 // For the whole process, from the next call of an operator on; off at first, when ranks compute one after the other and
-// each on all threads of LibTorch. Results are bit for bit those of at::set_num_threads(1), whatever the number of
-// threads; those of one rank after the other may differ from them, as LibTorch adds up large tensors in another order
-// on several threads. An operator with little work is computed rank by rank all the same, as are random ones, and those
-// on GPUs, which compute while the CPU goes on. Local kernels of rules (OpRule::local) and custom operators must allow
-// calls from several threads at once. Thread-safe.
+// each on all threads of LibTorch. An operator computed at the same time gives bit for bit what it gives with
+// at::set_num_threads(1), whatever the number of threads; one rank after the other may give other bits, as LibTorch
+// adds up large tensors in another order on several threads. An operator with little work is computed rank by rank all
+// the same, as are random ones, and those on GPUs, which compute while the CPU goes on. Local kernels of rules
+// (OpRule::local) and custom operators must allow calls from several threads at once. Thread-safe.
 void set_parallel_ranks(bool parallel);
 bool parallel_ranks();
 

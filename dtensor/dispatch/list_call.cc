@@ -218,12 +218,13 @@ std::vector<at::Tensor> ListCall::run(const std::function<std::vector<at::Tensor
     for (RankTensors& result : locals) result.resize(ranks);
     const auto num_elements = [&] {
       int64_t num = 0;
+      if (element_.one_rank_at_a_time) return num;
       for (const Argument& arg : args_) {
         for (const at::Tensor* parts : arg.parts) num += num_cpu_elements(parts[0]);
       }
       return num;
     };
-    for_each_rank(ranks, num_elements, [&](size_t r) {
+    run_on_each_rank(ranks, num_elements, [&](size_t r) {
       std::vector<at::Tensor> of_rank = call_op(r);
       for (size_t n = 0; n < locals.size(); ++n) locals[n][r] = std::move(of_rank[n]);
     });

@@ -5,6 +5,7 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/container/flat_hash_map.h"
+#include "propagation/trial_run.h"
 
 namespace dtensor::internal {
 namespace {
@@ -54,6 +55,7 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toStri
     written_inputs.push_back(written);
   }
   is_view = is_view || absl::c_linear_search(kUnannotatedViews, schema.name());
+  one_rank_at_a_time = is_view || is_random(op);
   always_shares = is_view && absl::c_linear_search(kSharesAlways, schema.name());
   composite_implicit = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   makes_tensor =

@@ -30,7 +30,9 @@ struct OpInfo {
   std::vector<Arg> args;
   std::vector<int> written_inputs;  // per return: the schema argument it aliases and writes, or -1
   bool is_view = false;             // a result may share memory with the first tensor argument, without writing to it
-  bool always_shares = false;       // a view that shares memory on every rank, never a copy
+  bool one_rank_at_a_time =
+      false;                   // views, as they take no time, and random operators, which draw in the order of ranks
+  bool always_shares = false;  // a view that shares memory on every rank, never a copy
   bool composite_implicit = false;
   bool has_outs = false;
   bool pointwise = false;     // at::Tag::pointwise

@@ -144,7 +144,7 @@ bool changes_tensor_only(const OpInfo& info) {
 
 }  // namespace
 
-CallWithoutRule::CallWithoutRule(const OpInfo& info, c10::ArrayRef<c10::IValue> args) : info_(info) {
+WorkWithoutRule::WorkWithoutRule(const OpInfo& info, c10::ArrayRef<c10::IValue> args) : info_(info) {
   if (!has_listeners() || info.is_view || info.composite_implicit || is_one_of(info, kWriteNothing) ||
       changes_tensor_only(info))
     return;
@@ -162,7 +162,7 @@ CallWithoutRule::CallWithoutRule(const OpInfo& info, c10::ArrayRef<c10::IValue> 
   }
 }
 
-void CallWithoutRule::report(const torch::jit::Stack& stack) const {
+void WorkWithoutRule::report(const torch::jit::Stack& stack) const {
   if (reported_before_ != num_reported) return;
   const auto results = torch::jit::last(stack, info_.written_inputs.size());
   int64_t bytes = bytes_;

@@ -31,10 +31,10 @@ void report_work(const OpInfo& info, const Decision& decision, const Inputs& in,
 
 // The work of a call that no rule runs: what the operators report that it calls. If they report nothing, its arguments
 // are read once and its results written once, in the layouts that they have.
-class CallWithoutRule {
+class WorkWithoutRule {
  public:
   // Before the call. Cheap without listeners.
-  CallWithoutRule(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
+  WorkWithoutRule(const OpInfo& info, c10::ArrayRef<c10::IValue> args);
   // After it, with the results at the end of `stack`.
   void report(const torch::jit::Stack& stack) const;
 

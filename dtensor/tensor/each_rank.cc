@@ -1,5 +1,6 @@
 #include "dtensor/tensor/each_rank.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 
 #include <exception>
@@ -13,7 +14,11 @@
 namespace dtensor {
 namespace internal {
 
-void run_ranks_in_parallel(size_t ranks, absl::FunctionRef<void(size_t)> f) {
+void run_in_parallel(size_t ranks, absl::FunctionRef<void(size_t)> f) {
+  if (at::get_num_threads() == 1 || at::in_parallel_region()) {
+    for (size_t r = 0; r < ranks; ++r) f(r);
+    return;
+  }
   const at::ThreadLocalState caller;
   const std::thread::id caller_id = std::this_thread::get_id();
   std::vector<std::exception_ptr> errors(ranks);
@@ -25,6 +30,7 @@ void run_ranks_in_parallel(size_t ranks, absl::FunctionRef<void(size_t)> f) {
         f(static_cast<size_t>(r));
       } catch (...) {
         errors[r] = std::current_exception();
+        return;
       }
     }
   });

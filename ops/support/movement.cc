@@ -33,7 +33,7 @@ FactorRule movement(const OpCall& call, const OutputDims& output, int num_output
   rule.inputs.resize(call.inputs.size());
   rule.inputs[0] = same_dims(call.inputs[0]->ndim());
   rule.outputs.assign(num_outputs, output);
-  if (call.inputs[0]->meta().numel() == 0) return rule;
+  if (call.inputs[0]->meta().numel() == 0 && !call.schema().is_mutable()) return rule;
   if (passing == Passing::kAll) pass_all_partials(rule, {0});
   if (passing == Passing::kLinear) rule.terms = {{0}};
   return rule;
@@ -60,10 +60,9 @@ void takes_nothing_if_empty(OpRule& rule) {
     all.push_back(std::move(stays));
     return all;
   };
-  if (!rule.local) return;
   rule.local = [otherwise = std::move(rule.local)](const LocalCall& call, torch::jit::Stack& stack) {
     const bool is_whole = call.inputs[0]->is_replicated() || call.outputs[0]->meta().numel() > 0;
-    if (is_whole) return otherwise(call, stack);
+    if (is_whole) return otherwise ? otherwise(call, stack) : call.op.callBoxed(stack);
     const Shape sizes = call.outputs[0]->local_shape(call.i);
     const auto options = stack[0].toTensor().options().dtype(call.outputs[0]->dtype());
     leave_result(call, stack, at::empty(c10::IntArrayRef(sizes.data(), sizes.size()), options));

@@ -20,14 +20,14 @@ using OutputDims = std::vector<int>;
 enum class Passing { kNone, kLinear, kAll };
 
 // One tensor (the first; other inputs are ignored) moved to `num_outputs` tensors with the same dims. Partials of no
-// elements do not pass: to reduce them costs nothing.
+// elements do not pass, since to reduce them costs nothing, unless the operator writes to them.
 FactorRule movement(const OpCall& call, const OutputDims& output, int num_outputs = 1, Passing passing = Passing::kAll);
 
 // A rule that may differ along mesh dims of one rank: there all elements are local, and no dim needs to be whole.
 OpRule factor_op_by_ranks(std::function<FactorRule(const OpCall&, bool one_rank)> rule);
 
 // Of an operator with one result: if that has no elements, the first input stays where it is, and the result is
-// replicated. REQUIRES: without OpRule::local the operator gives the same empty result for any part of the input.
+// replicated.
 void takes_nothing_if_empty(OpRule& rule);
 
 // Passes every kind of Partial that `inputs` have in common.

@@ -90,12 +90,6 @@ OutputDims unfold(const OpCall& call, bool one_rank) {
   return with_new(one_rank ? dims : with_whole(dims, {dim_arg(call, "dimension")}), ndim(call));
 }
 
-// The number of empty windows depends on the size of the whole dim.
-void unfold_nothing(OpRule& rule) {
-  rule.local = [](const LocalCall& call, torch::jit::Stack& stack) { call.op.callBoxed(stack); };
-  takes_nothing_if_empty(rule);
-}
-
 OutputDims unfold_backward(const OpCall& call, bool one_rank) {
   const int64_t n = static_cast<int64_t>(call.get_ints("input_sizes").value_or(std::vector<int64_t>{}).size());
   return one_rank ? same_dims(n) : with_whole(same_dims(n), {wrap_dim(call.get_int("dim"), n)});
@@ -225,7 +219,7 @@ const RuleFamily slice_rules("slice", [](RuleRegistry& registry) {
       {{"aten::slice.Tensor", "aten::slice_copy.Tensor"}, slice, nullptr, nullptr, Passing::kAll, slice_at_borders},
       {{"aten::slice_backward"}, slice_backward, "input_sizes", nullptr, Passing::kAll, slice_backward_at_borders},
       {{"aten::narrow_copy"}, narrow_copy, nullptr, nullptr, Passing::kAll, narrow_locally},
-      {{"aten::unfold", "aten::unfold_copy"}, unfold, nullptr, nullptr, Passing::kAll, unfold_nothing},
+      {{"aten::unfold", "aten::unfold_copy"}, unfold, nullptr, nullptr, Passing::kAll, takes_nothing_if_empty},
       {{"aten::unfold_backward"}, unfold_backward, "input_sizes", input_sizes_metas, Passing::kLinear},
       {{"aten::diagonal", "aten::diagonal_copy"}, diagonal, nullptr, nullptr, Passing::kAll, takes_nothing_if_empty},
       {{"aten::diagonal_backward"}, to_diagonal, "input_sizes"},

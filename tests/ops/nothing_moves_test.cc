@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
@@ -269,6 +270,27 @@ TEST_CASE("nothing moves: writes to empty views, and Partials without elements",
   const Tensor y = x.slice(0, 4, 4), seed = lay_out(at::zeros({0, 5}, at::kDouble), mesh, {Partial()});
   CHECK(traffic([&] { y.backward(seed); }) == Traffic{0, 0});
   CHECK(difference(x.grad(), at::zeros({12, 5}, at::kDouble)).value_or("") == "");
+}
+
+TEST_CASE("nothing moves: diagonals and windows of a tensor without elements, whichever dim is sharded",
+          "[ops][halo]") {
+  for (const Ints& sizes : {Ints{0, 4, 4}, Ints{4, 4, 0}, Ints{3, 0, 5}}) {
+    for (int64_t dim = 0; dim < 3; ++dim) {
+      CAPTURE(sizes, dim);
+      const MeshLayout layout{{2}, {Shard(dim)}};
+      compare_silently([](const Tensor& x) { return x.diagonal(0, 1, 2); }, layout, sizes, false);
+      compare_silently([](const Tensor& x) { return x.diagonal(1, 0, 1); }, layout, sizes, false);
+      compare_silently([](const Tensor& x) { return x.unfold(2, 0, 1); }, layout, sizes, false);
+    }
+  }
+}
+
+TEST_CASE("a Partial without elements is written to in place", "[ops][halo]") {
+  const DeviceMesh mesh(World::local(2), {2});
+  const Tensor empty = at::zeros({0, 5}, at::kDouble);
+  Tensor t = from_local({empty, empty}, mesh, {Partial()});
+  CHECK(traffic([&] { t.tril_(); }) == Traffic{0, 0});
+  CHECK(DTensor(t).placements() == Placements{Partial()});
 }
 
 TEST_CASE("nothing moves, but the index of no elements needs its dtype", "[ops][halo]") {

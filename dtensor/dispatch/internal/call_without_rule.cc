@@ -60,7 +60,7 @@ void dispatch_without_rule(const OpInfo& info, Stack& stack) {
     const HandlerCall counted;
     return info.handler(info.op, stack);
   }
-  const CallWithoutRule work(info, args);
+  const WorkWithoutRule work(info, args);
   info.handler == nullptr ? run_without_rule(info, stack) : run_handler(info, stack);
   work.report(stack);
 }

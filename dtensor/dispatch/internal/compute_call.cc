@@ -37,14 +37,13 @@ std::vector<RankTensors> compute_call(const OpInfo& info, const Decided& decided
 
 bool defer_call(const OpInfo& info, const Decided& decided, const Inputs& in, Stack& stack) {
   if (CallHook::registered == nullptr) return false;
-  const at::Tensor leaf = leaf_of_gradient(*info.rule());
-  if (!leaf.defined()) return false;
+  if (!decided.leaf.defined()) return false;
   const auto run = [&info, decided](const Inputs& inputs, c10::ArrayRef<c10::IValue> arguments,
                                     const std::vector<RankTensors>& locals) {
     return compute_call(info, decided, inputs, arguments, locals);
   };
   const auto args = torch::jit::last(stack, info.args.size());
-  at::Tensor result = CallHook::registered->defer({info, in, args, decided.decision, leaf, run});
+  at::Tensor result = CallHook::registered->defer({info, in, args, decided.decision, decided.leaf, run});
   if (!result.defined()) return false;
   note_work_elsewhere();
   count_otherwise();

@@ -136,7 +136,7 @@ Decided decide(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> 
   StrategyCache& cache = strategy_cache(in.mesh.world());
   CallKey key = make_key(info, in, args);
   auto decision = cache.find(key.words);
-  if (decision) return {std::move(decision), false, {}};
+  if (decision) return {std::move(decision)};
   const OpCall call = make_call(info, in, args);
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   decision = propagate(call, key.rule());
@@ -196,7 +196,8 @@ Decided decide_call(const OpInfo& info, Inputs& in, c10::ArrayRef<c10::IValue> a
   const std::shared_ptr<const OpRule>& rule = info.rule();
   const auto inputs = in.pointers();
   find_hints(info, {inputs.data(), inputs.size()}, in.context);
-  if (in_backward()) in.context.gradient_target = find_gradient_target(info, *rule, in);
+  at::Tensor leaf = leaf_of_gradient(*rule);
+  if (in_backward()) in.context.gradient_target = find_gradient_target(info, leaf, in);
   Decided decided;
   if (StepDecider* decider = CallInProgress::step_decider(); decider == nullptr) {
     decided = decide(info, in, args);
@@ -205,8 +206,9 @@ Decided decide_call(const OpInfo& info, Inputs& in, c10::ArrayRef<c10::IValue> a
       decided = decide(info, in, args);
       return decided.decision;
     });
-    if (decision != decided.decision) decided = {std::move(decision), false, {}};
+    if (decision != decided.decision) decided = {std::move(decision)};
   }
+  decided.leaf = std::move(leaf);
   check_class_shards(info, in, args, *decided.decision);
   if (!computes_as_given(info, *decided.decision)) count_otherwise();
   return decided;

@@ -48,7 +48,8 @@ class CallKey {
 struct Decided {
   std::shared_ptr<const Decision> decision;
   bool made_now = false;  // not cached yet
-  CacheKey key;           // of a new decision
+  CacheKey key = {};      // of a new decision
+  at::Tensor leaf = {};   // leaf_of_gradient()
 };
 
 // Finds the hints first. Counts a call that is not computed as given (inner_calls.h). Errors: as propagate(); the

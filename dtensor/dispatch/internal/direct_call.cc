@@ -113,7 +113,7 @@ bool DirectCall::find_decision() {
 
 int64_t DirectCall::num_elements_to_read() const {
   int64_t num = 0;
-  if (info_.is_view) return num;
+  if (info_.one_rank_at_a_time) return num;
   for (const at::Tensor* t : tensors_) num += num_cpu_elements(meta_without_sync(*t).locals[0]);
   return num;
 }

@@ -79,9 +79,9 @@ class DirectCall {
         num_ranks(), [this] { return num_elements_to_read(); }, f);
   }
   template <typename F>
-  void for_each_rank(const F& f) const {
+  void run(const F& f) const {
     const LocalGuard guard;
-    internal::for_each_rank(
+    run_on_each_rank(
         num_ranks(), [this] { return num_elements_to_read(); }, f);
   }
   at::Tensor make_result(RankTensors&& locals);  // call it last

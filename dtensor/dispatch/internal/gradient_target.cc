@@ -179,8 +179,7 @@ at::Tensor leaf_of_gradient(const OpRule& rule) {
   return leaf.defined() && leaf_group_of(leaf) ? at::Tensor() : leaf;
 }
 
-SpecPtr find_gradient_target(const OpInfo& info, const OpRule& rule, const Inputs& in) {
-  const at::Tensor leaf = leaf_of_gradient(rule);
+SpecPtr find_gradient_target(const OpInfo& info, const at::Tensor& leaf, const Inputs& in) {
   return leaf.defined() ? spec_of(leaf) : layout_to_wait_in(info, in);
 }
 

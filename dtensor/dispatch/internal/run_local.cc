@@ -11,7 +11,6 @@
 #include "dtensor/tensor/host_parts.h"
 #include "dtensor/tensor/representation.h"
 #include "propagation/decision.h"
-#include "propagation/trial_run.h"
 
 namespace dtensor::internal {
 namespace {
@@ -29,12 +28,11 @@ void check_local(const OpInfo& info, const Spec& spec, const at::Tensor& local, 
               ". The rule of this operator is wrong.");
 }
 
-// By the first local rank; 0 of operators whose ranks compute one after the other: views, as they take no time, and
-// random ones, as the order of their ranks is that of the numbers they draw.
-int64_t num_elements_to_read(const OpInfo& info, const std::vector<RankTensors>& locals) {
+// By the first local rank.
+int64_t num_elements_to_read(const LocalCalls& calls) {
   int64_t num = 0;
-  if (info.is_view || is_random(info.op)) return num;
-  for (const RankTensors& input : locals) num += input.empty() ? 0 : num_cpu_elements(input[0]);
+  if (calls.info.one_rank_at_a_time) return num;
+  for (const RankTensors& input : calls.locals) num += input.empty() ? 0 : num_cpu_elements(input[0]);
   return num;
 }
 
@@ -66,22 +64,21 @@ void run_on_rank(const LocalCalls& calls, size_t r, std::vector<RankTensors>& ou
   }
 }
 
-std::vector<RankTensors> run_on_each_rank(const LocalCalls& calls) {
+std::vector<RankTensors> run_calls(const LocalCalls& calls) {
   const size_t ranks = calls.in.mesh.local_ranks().size();
   std::vector<RankTensors> outputs(calls.decision.outputs.size(), RankTensors(ranks));
   const LocalGuard guard;
-  for_each_rank(
-      ranks, [&] { return num_elements_to_read(calls.info, calls.locals); },
-      [&](size_t r) { run_on_rank(calls, r, outputs); });
+  run_on_each_rank(
+      ranks, [&] { return num_elements_to_read(calls); }, [&](size_t r) { run_on_rank(calls, r, outputs); });
   return outputs;
 }
 
 }  // namespace
 
 std::vector<RankTensors> run_local(const LocalCalls& calls) {
-  if (!is_offload_used()) return run_on_each_rank(calls);
+  if (!is_offload_used()) return run_calls(calls);
   const std::vector<RankTensors> locals = on_one_device(calls.info, calls.in, calls.locals);
-  return run_on_each_rank({calls.info, calls.decision, calls.in, calls.args, locals, calls.check});
+  return run_calls({calls.info, calls.decision, calls.in, calls.args, locals, calls.check});
 }
 
 }  // namespace dtensor::internal

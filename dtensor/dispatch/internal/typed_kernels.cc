@@ -121,7 +121,7 @@ struct TypedKernel<Op, Result(Args...)> {
 
   static void write(const DirectCall& direct, Args... args) {
     try {
-      direct.for_each_rank([&](size_t r) { Op::call(local_of(args, r)...); });
+      direct.run([&](size_t r) { Op::call(local_of(args, r)...); });
     } catch (...) {
       direct.note_write();
       throw;

@@ -175,7 +175,7 @@ struct TypedOptimizer<Op, void(Args...)> {
     try {
       LocalGuard guard;
       const size_t ranks = meta_without_sync(lists[0].tensors[0]).locals.size();
-      for_each_rank(
+      run_on_each_rank(
           ranks, [&] { return num_elements_to_read(lists); },
           [&](size_t r) {
             const std::vector<size_t> numbers = with_elements(lists[0], r);
