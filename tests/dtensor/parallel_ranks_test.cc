@@ -70,7 +70,7 @@ Tensor& note_(Tensor& x) {
 TORCH_LIBRARY(parallel_ranks_test, m) {
   m.def("note(Tensor x) -> Tensor");
   m.def("note_(Tensor(a!) x) -> Tensor(a!)");
-  m.def("draw(Tensor x, *, Generator? generator=None) -> Tensor");
+  m.def("draw(Tensor x, *, Generator? generator=None) -> Tensor", {at::Tag::nondeterministic_seeded});
 }
 TORCH_LIBRARY_IMPL(parallel_ranks_test, CPU, m) {
   m.impl("note", &note);
