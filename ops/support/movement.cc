@@ -60,9 +60,10 @@ void takes_nothing_if_empty(OpRule& rule) {
     all.push_back(std::move(stays));
     return all;
   };
+  if (!rule.local) return;
   rule.local = [otherwise = std::move(rule.local)](const LocalCall& call, torch::jit::Stack& stack) {
     const bool is_whole = call.inputs[0]->is_replicated() || call.outputs[0]->meta().numel() > 0;
-    if (is_whole) return otherwise ? otherwise(call, stack) : call.op.callBoxed(stack);
+    if (is_whole) return otherwise(call, stack);
     const Shape sizes = call.outputs[0]->local_shape(call.i);
     const auto options = stack[0].toTensor().options().dtype(call.outputs[0]->dtype());
     leave_result(call, stack, at::empty(c10::IntArrayRef(sizes.data(), sizes.size()), options));

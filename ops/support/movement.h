@@ -27,7 +27,7 @@ FactorRule movement(const OpCall& call, const OutputDims& output, int num_output
 OpRule factor_op_by_ranks(std::function<FactorRule(const OpCall&, bool one_rank)> rule);
 
 // Of an operator with one result: if that has no elements, the first input stays where it is, and the result is
-// replicated.
+// replicated. REQUIRES: without OpRule::local the operator gives the same empty result for any part of the input.
 void takes_nothing_if_empty(OpRule& rule);
 
 // Passes every kind of Partial that `inputs` have in common.

@@ -90,6 +90,13 @@ OutputDims unfold(const OpCall& call, bool one_rank) {
   return with_new(one_rank ? dims : with_whole(dims, {dim_arg(call, "dimension")}), ndim(call));
 }
 
+// The sizes of results without elements follow from the whole input.
+void is_empty_by_sizes(OpRule& rule) {
+  rule.local = [](const LocalCall& call, torch::jit::Stack& stack) { call.op.callBoxed(stack); };
+  rule.local_calls_operator = true;
+  takes_nothing_if_empty(rule);
+}
+
 OutputDims unfold_backward(const OpCall& call, bool one_rank) {
   const int64_t n = static_cast<int64_t>(call.get_ints("input_sizes").value_or(std::vector<int64_t>{}).size());
   return one_rank ? same_dims(n) : with_whole(same_dims(n), {wrap_dim(call.get_int("dim"), n)});
@@ -219,9 +226,9 @@ const RuleFamily slice_rules("slice", [](RuleRegistry& registry) {
       {{"aten::slice.Tensor", "aten::slice_copy.Tensor"}, slice, nullptr, nullptr, Passing::kAll, slice_at_borders},
       {{"aten::slice_backward"}, slice_backward, "input_sizes", nullptr, Passing::kAll, slice_backward_at_borders},
       {{"aten::narrow_copy"}, narrow_copy, nullptr, nullptr, Passing::kAll, narrow_locally},
-      {{"aten::unfold", "aten::unfold_copy"}, unfold, nullptr, nullptr, Passing::kAll, takes_nothing_if_empty},
+      {{"aten::unfold", "aten::unfold_copy"}, unfold, nullptr, nullptr, Passing::kAll, is_empty_by_sizes},
       {{"aten::unfold_backward"}, unfold_backward, "input_sizes", input_sizes_metas, Passing::kLinear},
-      {{"aten::diagonal", "aten::diagonal_copy"}, diagonal, nullptr, nullptr, Passing::kAll, takes_nothing_if_empty},
+      {{"aten::diagonal", "aten::diagonal_copy"}, diagonal, nullptr, nullptr, Passing::kAll, is_empty_by_sizes},
       {{"aten::diagonal_backward"}, to_diagonal, "input_sizes"},
       {{"aten::diag_embed"}, to_diagonal},
       {{"aten::flip"}, whole_dims, nullptr, like_input},
