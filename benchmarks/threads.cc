@@ -43,7 +43,7 @@ void compare(const std::string& what, double gate, const std::function<void()>& 
   gate > 0 ? gates.at_most(row, times.ratio, gate) : gates.note(row, times.ratio);
 }
 
-// Of rows 1/4 of a table; what memory limits has no gate.
+// A rank has a quarter of the table's rows. No gates: memory limits how much faster threads are.
 void compare_embeddings(Gates& gates) {
   constexpr int64_t kIds = 8192, kRows = 32000, kOwn = kRows / 4, kFeatures = 1024;
   const at::Tensor ids = at::randint(kRows, {kIds}, at::kLong);

@@ -11,9 +11,9 @@
 
 namespace dtensor::internal {
 
-// Calls f for ranges that together are [begin, end), each of at least `grain` elements, at the same time. Inside
-// another parallel_for, of LibTorch too, and with one thread: a single call. Throws what a call threw; if several did,
-// one of these.
+// Calls f for ranges that together are [begin, end), each of at least `grain` elements or the whole, at the same time.
+// Inside another parallel_for, of LibTorch too, and with one thread: a single call. Throws what a call threw; if
+// several did, one of these.
 //
 // at::parallel_for is a template: it starts threads only if the source that calls it is compiled with LibTorch's
 // OpenMP, which clang does not offer. This function starts them in any build.

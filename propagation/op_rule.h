@@ -68,7 +68,7 @@ struct OpRule {
 
   // The computation on one rank: pops the arguments from the stack, pushes the results. Unset: the operator itself.
   // Local tensors are plain; autograd is off. Results of operators that are no views share no memory with them. With
-  // set_parallel_ranks(true) several ranks' run at the same time.
+  // set_parallel_ranks(true) several ranks call it at the same time.
   std::function<void(const LocalCall&, torch::jit::Stack&)> local;
 
   // Arguments whose value affects neither layout nor shape: the cache key has only their type, and whether they are

@@ -8,6 +8,7 @@
 
 #include <mutex>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
 
 namespace dtensor::internal {
@@ -115,7 +116,13 @@ OutputMetas read_metas(const torch::jit::Stack& stack) {
 
 }  // namespace
 
-bool is_random(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
+bool is_random(const c10::OperatorHandle& op) {
+  const auto takes_generator = [](const c10::Argument& arg) {
+    const auto optional = arg.type()->cast<c10::OptionalType>();
+    return (optional ? optional->getElementType() : arg.type())->kind() == c10::TypeKind::GeneratorType;
+  };
+  return op.hasTag(at::Tag::nondeterministic_seeded) || absl::c_any_of(op.schema().arguments(), takes_generator);
+}
 
 TensorMeta read_meta(const at::Tensor& tensor) {
   TensorMeta meta;

@@ -15,7 +15,7 @@
 
 namespace dtensor::internal {
 
-// Whether the operator draws random numbers.
+// Whether the operator draws random numbers: it is tagged nondeterministic_seeded, or takes a generator.
 bool is_random(const c10::OperatorHandle& op);
 
 // Active while stand-ins are made and run: below autograd and below distributed tensors, and hidden from Python's

@@ -1,5 +1,5 @@
 // Redistributes tensors before an operator on them is decided: Partial ones are reduced, and constants gathered for
-// operators that are called repeatedly with them. Or replaces them by such copies.
+// operators that are called repeatedly with them. Copies that exist already replace them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -190,6 +190,13 @@ RankTensors shifted(const RankTensors& locals, const CachedMargins& margins, int
   return result;
 }
 
+// The result of roll() that moves nothing. Its strides are those of cat() on CPUs, where roll() along dims is one.
+at::Tensor rolled_nowhere(const at::Tensor& self, bool as_list) {
+  if (self.numel() == 0) return at::clone(self);
+  const bool joined = !as_list && self.is_cpu();
+  return at::clone(self, joined ? self.suggest_memory_format() : at::MemoryFormat::Contiguous);
+}
+
 // From self to the result. `kPads`: for padding, whose result is larger; it is lazy (pad_lazily()) if windows of it may
 // be read first.
 template <Describe kDescribe, bool kPads = false>
@@ -197,7 +204,9 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
   if (args.out().defined()) return dispatch_by_rule(op, stack);
   const auto move = normalized(kDescribe(args, args.tensor("self").sizes()), args.tensor("self").sizes());
-  if ((kDescribe == roll || kDescribe == flip) && move && move->dims.empty())
+  if (kDescribe == roll && move && move->dims.empty())
+    return return_tensors(op, stack, {rolled_nowhere(args.tensor("self"), args["dims"].toIntVector().empty())});
+  if (kDescribe == flip && move && move->dims.empty())
     return return_tensors(op, stack, {at::clone(args.tensor("self"))});
   if (!move || cutting_mesh_dims(*spec_of(args.tensor("self")), numbers_of(move->dims)).empty())
     return dispatch_by_rule(op, stack);

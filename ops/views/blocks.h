@@ -16,8 +16,6 @@
 namespace dtensor::internal {
 
 void slice_at_borders(OpRule& rule);
-// The sizes of the results of a split of a dim of `size`.
-std::vector<int64_t> piece_sizes(const OpCall& call, int64_t size);
 // Whether that strategy serves the slice of `count` indices of `dim`, start, start + step, ...: it moves nothing.
 bool is_at_borders(const Spec& spec, int64_t dim, int64_t start, int64_t count, int64_t step);
 void slice_backward_at_borders(OpRule& rule);
@@ -26,6 +24,8 @@ void split_at_borders(OpRule& rule);
 void cat_at_borders(OpRule& rule);
 // An empty 1-d tensor: cat() accepts it next to tensors of any shape and ignores it.
 bool is_skipped_by_cat(const Spec& input);
+// The sizes of the results of a split of a dim of `size`.
+std::vector<int64_t> piece_sizes(const OpCall& call, int64_t size);
 // For operators such as glu() that combine the two halves of a dim of `self`: every rank uses its part of both halves.
 void halves_beside_each_other(OpRule& rule);
 

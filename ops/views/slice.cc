@@ -62,7 +62,7 @@ OutputDims narrow_copy(const OpCall& call, bool one_rank) {
   return one_rank || length == 0 || length == call.inputs[0]->sizes()[dim] ? dims : with_whole(dims, {dim});
 }
 
-// A part of which all or nothing is taken.
+// The local computation of narrow_copy(), which takes all of a cut dim, or nothing.
 void narrow_locally(OpRule& rule) {
   rule.local = [](const LocalCall& call, torch::jit::Stack& stack) {
     const int64_t dim = wrap_dim(stack[stack_index(call, "dim")].toInt(), call.inputs[0]->ndim());

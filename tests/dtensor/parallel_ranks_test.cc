@@ -1,12 +1,14 @@
 // Ranks of one process that compute at the same time give, bit for bit, what they give one after the other.
 #include "dtensor/parallel_ranks.h"
 
+#include <ATen/record_function.h>
 #include <torch/library.h>
 #include <torch/nn.h>
 #include <torch/optim.h>
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -36,7 +38,7 @@ using Tensors = std::vector<Tensor>;
 struct Notes {
   std::mutex mutex;
   std::set<std::thread::id> threads;
-  int calls = 0, nested = 0, with_gradients = 0, in_inference = 0, distributed = 0;
+  int calls = 0, nested = 0, with_gradients = 0, in_inference = 0, plain = 0;
   std::set<int64_t> fails;  // ranks
 };
 Notes& notes() {
@@ -45,7 +47,7 @@ Notes& notes() {
 }
 void forget() {
   notes().threads.clear();
-  notes().calls = notes().nested = notes().with_gradients = notes().in_inference = notes().distributed = 0;
+  notes().calls = notes().nested = notes().with_gradients = notes().in_inference = notes().plain = 0;
   notes().fails.clear();
 }
 
@@ -56,7 +58,7 @@ Tensor note(const Tensor& x) {
   notes().nested += at::in_parallel_region();
   notes().with_gradients += at::GradMode::is_enabled();
   notes().in_inference += c10::InferenceMode::is_enabled();
-  notes().distributed += c10::impl::tls_is_dispatch_key_included(kDTensorKey);
+  notes().plain += c10::impl::tls_is_dispatch_key_excluded(kDTensorKey);
   const auto rank = x.numel() > 0 ? x.flatten()[0].item<int64_t>() : -1;
   TORCH_CHECK(notes().fails.count(rank) == 0, "rank ", rank, " failed");
   return x + 1;
@@ -70,7 +72,7 @@ Tensor& note_(Tensor& x) {
 TORCH_LIBRARY(parallel_ranks_test, m) {
   m.def("note(Tensor x) -> Tensor");
   m.def("note_(Tensor(a!) x) -> Tensor(a!)");
-  m.def("draw(Tensor x, *, Generator? generator=None) -> Tensor", {at::Tag::nondeterministic_seeded});
+  m.def("draw(Tensor x, *, Generator? generator=None) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(parallel_ranks_test, CPU, m) {
   m.impl("note", &note);
@@ -81,6 +83,13 @@ TORCH_LIBRARY_IMPL(parallel_ranks_test, Meta, m) {
   m.impl("note", [](const Tensor& x) { return at::empty_like(x); });
   m.impl("note_", [](Tensor& x) -> Tensor& { return x; });
   m.impl("draw", [](const Tensor& x, const std::optional<at::Generator>&) { return at::empty_like(x); });
+}
+
+// Of every operator that runs.
+std::unique_ptr<at::ObserverContext> note_thread(const at::RecordFunction&) {
+  const std::lock_guard<std::mutex> lock(notes().mutex);
+  notes().threads.insert(std::this_thread::get_id());
+  return nullptr;
 }
 
 void add_rules() {
@@ -170,7 +179,7 @@ TEST_CASE("ranks compute on several threads at the same time, each with what the
   CHECK(notes().calls == 8);
   CHECK(notes().nested == 8);
   CHECK(notes().with_gradients == 0);
-  CHECK(notes().distributed == 0);
+  CHECK(notes().plain == 8);
   forget();
   {
     const c10::InferenceMode inference;
@@ -213,6 +222,35 @@ TEST_CASE("parallel ranks throw the error of the first one that fails, and count
   CHECK(writes() > before);
   forget();
   CHECK(call_note(x).size(0) == 32);
+}
+
+TEST_CASE("typed kernels, the boxed one, operators on lists and fused optimizers compute ranks at the same time") {
+  const IntraOpThreads threads(4);
+  const ParallelRanks parallel(true);
+  const torch::NoGradGuard no_grad;
+  const Tensor a = distribute_tensor(numbered_by_rank(8), ranks(8), {Shard(0)}), b = a.clone();
+  Tensors params = {a.clone()}, gradients = {b}, first = {a.clone()}, second = {a.clone()}, steps = {torch::ones({})};
+  const std::map<std::string, std::function<void()>> calls = {
+      {"typed", [&] { a.add(b); }},
+      {"typed, in place", [&] { b.mul_(2); }},
+      {"composite", [&] { torch::softmax(a, 1); }},
+      {"boxed", [&] { a.cumsum(1); }},
+      {"on lists",
+       [&] {
+         torch::_foreach_mul({a, b}, 2);
+       }},
+      {"fused optimizer", [&] {
+         torch::_fused_adamw_(params, gradients, first, second, {}, steps, 0.01, 0.9, 0.99, 0.1, 1e-8, false, false);
+       }}};
+  for (const auto& [name, call] : calls) {
+    CAPTURE(name);
+    call();  // decided
+    forget();
+    const auto handle = at::addGlobalCallback(at::RecordFunctionCallback(&note_thread));
+    call();
+    at::removeCallback(handle);
+    CHECK(notes().threads.size() == 4);
+  }
 }
 
 TEST_CASE("operators give the same bits on parallel ranks as on one thread") {

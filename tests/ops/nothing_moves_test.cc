@@ -186,11 +186,12 @@ std::vector<SilentCase> silent_cases() {
   };
 }
 
-void compare_silently(const OneToOne& fn, const MeshLayout& layout, const Ints& sizes, bool keeps) {
+void compare_silently(const OneToOne& fn, const MeshLayout& layout, const Ints& sizes, bool keeps, bool is_cached) {
   const DeviceMesh mesh = layout.make_mesh();
-  CAPTURE(mesh.to_string(), to_string(layout.placements));
+  CAPTURE(mesh.to_string(), to_string(layout.placements), is_cached);
   const Tensor plain = at::randn(sizes, at::kDouble).requires_grad_();
   const Tensor x = distribute_tensor(plain.detach(), mesh, layout.placements).requires_grad_();
+  if (is_cached) fn(x);
   const Tensor expected = fn(plain);
   Tensor y;
   CHECK(traffic([&] { y = fn(x); }) == Traffic{0, 0});
@@ -203,6 +204,11 @@ void compare_silently(const OneToOne& fn, const MeshLayout& layout, const Ints& 
   expected.backward(seed);
   CHECK(traffic([&] { y.backward(seed_of_y); }) == Traffic{0, 0});
   CHECK(difference(x.grad(), plain.grad()).value_or("") == "");
+}
+
+// With decisions that are made now, and that are cached.
+void compare_silently(const OneToOne& fn, const MeshLayout& layout, const Ints& sizes, bool keeps) {
+  for (const bool is_cached : {false, true}) compare_silently(fn, layout, sizes, keeps, is_cached);
 }
 
 TEST_CASE("nothing moves where an operator takes nothing of a split dim, or all of it", "[ops][halo]") {
@@ -282,6 +288,22 @@ TEST_CASE("nothing moves: diagonals and windows of a tensor without elements, wh
       compare_silently([](const Tensor& x) { return x.diagonal(1, 0, 1); }, layout, sizes, false);
       compare_silently([](const Tensor& x) { return x.unfold(2, 0, 1); }, layout, sizes, false);
     }
+  }
+}
+
+TEST_CASE("a roll that moves nothing has the strides of a roll", "[ops][halo]") {
+  const DeviceMesh mesh(World::local(2), {2});
+  const Tensor plain = at::randn({12, 5}, at::kDouble), x = distribute_tensor(plain, mesh, {Shard(0)});
+  const std::vector<OneToOne> rolls = {[](const Tensor& t) { return t.t().roll(-60); },
+                                       [](const Tensor& t) { return t.t().roll(24, 1); },
+                                       [](const Tensor& t) {
+                                         return t.t().roll({3, -3}, {1, 1});
+                                       },
+                                       [](const Tensor& t) { return t.roll(60); }};
+  for (const OneToOne& roll : rolls) {
+    const Tensor expected = roll(plain), y = roll(x);
+    CHECK(y.strides() == expected.strides());
+    CHECK(difference(y, expected).value_or("") == "");
   }
 }
 

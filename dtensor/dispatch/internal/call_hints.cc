@@ -44,7 +44,7 @@ bool reuses_partial_inputs(const OpInfo& info, const at::Tensor& first) {
   return in_backward();
 }
 
-// Whether find_hints() would find none, without a scope and DTensorMeta::hints: cheaper. False also where it might.
+// True only if find_hints() would find nothing: cheaper. REQUIRES: no scope, and no tensor has DTensorMeta::hints.
 bool has_none(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors) {
   for (const at::Tensor* t : tensors) {
     const DTensorMeta& meta = meta_without_sync(*t);

@@ -7,7 +7,7 @@
 
 namespace dtensor::internal {
 
-// Runs the handler, or the following, and reports its work (report_work.h).
+// Runs the handler, or else run_without_rule(), and reports the work (report_work.h).
 void dispatch_without_rule(const OpInfo& info, torch::jit::Stack& stack);
 // Runs the code of a composite operator; any other operator is run replicated (replicated_dispatch.h).
 void run_without_rule(const OpInfo& info, torch::jit::Stack& stack);

@@ -38,9 +38,11 @@ std::vector<RankTensors> compute_call(const OpInfo& info, const Decided& decided
 bool defer_call(const OpInfo& info, const Decided& decided, const Inputs& in, Stack& stack) {
   if (CallHook::registered == nullptr) return false;
   if (!decided.leaf.defined()) return false;
-  const auto run = [&info, decided](const Inputs& inputs, c10::ArrayRef<c10::IValue> arguments,
-                                    const std::vector<RankTensors>& locals) {
-    return compute_call(info, decided, inputs, arguments, locals);
+  Decided kept = decided;
+  kept.leaf.reset();  // its gradient refers to the call
+  const auto run = [&info, kept = std::move(kept)](const Inputs& inputs, c10::ArrayRef<c10::IValue> arguments,
+                                                   const std::vector<RankTensors>& locals) {
+    return compute_call(info, kept, inputs, arguments, locals);
   };
   const auto args = torch::jit::last(stack, info.args.size());
   at::Tensor result = CallHook::registered->defer({info, in, args, decided.decision, decided.leaf, run});

@@ -21,15 +21,15 @@ namespace dtensor::internal {
 //     key.begin();
 //     append_hints(key.words, ...);  // call_hints.h
 //     for all arguments, in schema order: their spec's id, or key.add(i, value);
+//   }
 class CallKey {
  public:
-  // The operator's present rule, by which the others decide; null: none, and there is no key.
+  // The operator's present rule; null: it has none, as composite operators. Call it before the others.
   const std::shared_ptr<const OpRule>& find_rule(const OpInfo& info) {
     resolved_ = &info.resolve();
     return rule();
   }
   const std::shared_ptr<const OpRule>& rule() const { return resolved_->rule; }
-  // REQUIRES for the others: there is a rule.
   void begin();
   // Argument i, which is no tensor, as far as decisions depend on it.
   void add(size_t i, const c10::IValue& value);
