@@ -5,12 +5,14 @@
 
 #include <chrono>
 #include <functional>
+#include <optional>
 #include <stdexcept>
 #include <thread>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "comm/scope.h"
+#include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dtensor.h"
 #include "mesh/memory_meter.h"
 #include "observe/comm_contracts.h"
@@ -376,6 +378,18 @@ TEST_CASE("deferred gradients: a write after a failed backward is respected") {
     s.table0.mutable_grad() = s.table0.grad() * 2;
   }
   CHECK(s.is_right());
+}
+
+TEST_CASE("deferred gradients: a failed backward keeps no table alive") {
+  std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> table;
+  {
+    Shared s;
+    s.fail();
+    table.emplace(s.table.getIntrusivePtr());
+    CHECK(CallHook::watching() != nullptr);
+  }
+  CHECK(table->expired());
+  CHECK(CallHook::watching() == nullptr);
 }
 
 TEST_CASE("deferred gradients: rebinding or writing exposed inputs has no effect") {
