@@ -3,12 +3,10 @@
 #include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
-#include <malloc.h>
 
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <limits>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
@@ -79,9 +77,7 @@ int run_gloo_rank() {
 }
 
 int run_ours_rank() {
-  // Keep freed memory, as good allocators do: glibc would map blocks larger than 32 MiB again every time.
-  ::mallopt(M_MMAP_MAX, 0);
-  ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+  keep_released_memory();
   const World world = World::from_env();
   const DeviceMesh mesh(world, {world.size()}, {"x"});
   print_times(world.owned_ranks().front() == 0, [&](int64_t bytes) {

@@ -9,7 +9,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/log_softmax.h>
@@ -20,7 +19,6 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
 #include <c10/core/InferenceMode.h>
-#include <malloc.h>
 
 #include <functional>
 #include <optional>
@@ -29,6 +27,7 @@
 
 #include "absl/flags/flag.h"
 #include "benchmarks/gates.h"
+#include "benchmarks/kernel_operators.h"
 #include "benchmarks/measure.h"
 #include "tools/flags.h"
 
@@ -95,10 +94,7 @@ struct Inputs {
 };
 
 Figures measure_forward(const Inputs& in) {
-  const auto op = c10::Dispatcher::singleton()
-                      .findSchemaOrThrow("dtensor::cross_entropy_part", "")
-                      .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, int64_t,
-                                        int64_t, int64_t, double)>();
+  const auto op = dtensor::benchmarks::cross_entropy_part();
   return measure({[&] { op.call(in.logits, in.target, std::nullopt, in.offset, in.classes, -100, 0); },
                   [&] {
                     const at::Tensor x = in.logits.to(in.computed), largest = x.amax({1}, true);
@@ -109,10 +105,7 @@ Figures measure_forward(const Inputs& in) {
 }
 
 Figures measure_backward(const Inputs& in) {
-  const auto op = c10::Dispatcher::singleton()
-                      .findSchemaOrThrow("dtensor::cross_entropy_part_backward", "")
-                      .typed<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                        const std::optional<at::Tensor>&, int64_t, int64_t, int64_t, double)>();
+  const auto op = dtensor::benchmarks::cross_entropy_part_backward();
   const at::Tensor log = at::log_softmax(in.logits, 1), max = in.logits.to(in.computed).amax(1);
   const at::Tensor one = at::ones({}, in.logits.options()),
                    total = at::full({}, in.logits.size(0), in.logits.options());
@@ -130,9 +123,7 @@ Figures measure_backward(const Inputs& in) {
 }
 
 int run() {
-  // Released memory is used again, as docs/performance.md recommends for a program.
-  mallopt(M_MMAP_MAX, 0);
-  mallopt(M_TRIM_THRESHOLD, -1);
+  dtensor::benchmarks::keep_released_memory();
   at::set_num_threads(1);
   const c10::InferenceMode inference;
   dtensor::benchmarks::Gates gates;

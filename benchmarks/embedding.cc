@@ -9,7 +9,6 @@
 // between events of the GPU.
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_embedding_bag.h>
 #include <ATen/ops/_embedding_bag_dense_backward.h>
 #include <ATen/ops/arange.h>
@@ -20,7 +19,6 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <c10/core/InferenceMode.h>
-#include <malloc.h>
 
 #include <array>
 #include <cstdio>
@@ -31,6 +29,7 @@
 
 #include "absl/flags/flag.h"
 #include "benchmarks/gates.h"
+#include "benchmarks/kernel_operators.h"
 #include "benchmarks/measure.h"
 #include "tools/flags.h"
 
@@ -42,6 +41,7 @@ namespace {
 
 using dtensor::benchmarks::median_microseconds;
 using dtensor::benchmarks::median_ratio;
+using dtensor::benchmarks::operator_of;
 using dtensor::benchmarks::time_turns;
 
 // A rank's part of a table, the second of `parts`. Gates: at least so many times as fast as ATen's operators, and at
@@ -105,9 +105,7 @@ Figures measure(const Calls& calls) {
 Figures measure_forward(const Case& c, const at::Tensor& ids, int64_t own_ids) {
   const int64_t size = c.rows / c.parts, offset = size;
   const at::Tensor part = random({size, c.features}, c.dtype), source = random({c.ids, c.features}, c.dtype);
-  const auto op = c10::Dispatcher::singleton()
-                      .findSchemaOrThrow("dtensor::masked_embedding", "")
-                      .typed<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t)>();
+  const auto op = dtensor::benchmarks::masked_embedding();
   return measure({[&] { op.call(part, ids, offset, c.rows, -1); },
                   [&] {
                     const at::Tensor mask = at::bitwise_or(ids.lt(offset), ids.ge(offset + size));
@@ -123,9 +121,7 @@ Figures measure_forward(const Case& c, const at::Tensor& ids, int64_t own_ids) {
 Figures measure_backward(const Case& c, const at::Tensor& ids, int64_t own_ids) {
   const int64_t size = c.rows / c.parts, offset = size;
   const at::Tensor grad = random({c.ids, c.features}, c.dtype), part = random({size, c.features}, c.dtype);
-  const auto op = c10::Dispatcher::singleton()
-                      .findSchemaOrThrow("dtensor::masked_embedding_backward", "")
-                      .typed<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t, int64_t)>();
+  const auto op = dtensor::benchmarks::masked_embedding_backward();
   return measure({[&] { op.call(grad, ids, offset, size, c.rows, -1); },
                   [&] {
                     const at::Tensor mask = ids.lt(offset).logical_or_(ids.ge(offset + size)).logical_or_(ids.eq(-1));
@@ -145,11 +141,6 @@ using BagLookupOp = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(c
 using BagGradientOp = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                  const at::Tensor&, int64_t, int64_t, int64_t, int64_t,
                                  const std::optional<at::Tensor>&, int64_t);
-
-template <typename Signature>
-auto operator_of(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 // Sums of bags: forward and backward.
 std::array<Figures, 2> measure_bags(const BagCase& c) {
@@ -196,9 +187,7 @@ void report(dtensor::benchmarks::Gates& gates, const std::string& what, const Fi
 }
 
 int run() {
-  // Released memory is used again, as docs/performance.md recommends for a program.
-  mallopt(M_MMAP_MAX, 0);
-  mallopt(M_TRIM_THRESHOLD, -1);
+  dtensor::benchmarks::keep_released_memory();
   at::set_num_threads(1);
   const c10::InferenceMode inference;
   dtensor::benchmarks::Gates gates;

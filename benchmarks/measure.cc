@@ -2,6 +2,7 @@
 
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <malloc.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -127,6 +128,11 @@ void count_instructions(const std::string& what, const Call& call) {
   start_counting();
   reported_call(call);
   std::printf("%s\n", what.c_str());
+}
+
+void keep_released_memory() {
+  mallopt(M_MMAP_MAX, 0);
+  mallopt(M_TRIM_THRESHOLD, -1);
 }
 
 int64_t resident_bytes() {

@@ -38,6 +38,10 @@ double median_ratio(const std::vector<double>& seconds, const std::vector<double
 // Calls `call` in a function of a name that instructions.py gives to valgrind, and prints `what`, for which it asks.
 void count_instructions(const std::string& what, const std::function<void()>& call);
 
+// From now on malloc() uses released memory again, as docs/performance.md recommends for a program: otherwise glibc
+// maps and clears large blocks each time, which would hide what is measured.
+void keep_released_memory();
+
 // Bytes of this process in physical memory.
 int64_t resident_bytes();
 

@@ -3,13 +3,11 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/rand.h>
 #include <benchmark/benchmark.h>
-#include <malloc.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -204,9 +202,7 @@ void plan_time_table(Gates& gates) {
 }
 
 void wall_table(Gates& gates) {
-  // Freed memory stays with the process, or the kernel's work on new pages would hide everything else.
-  mallopt(M_MMAP_MAX, 0);
-  mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+  keep_released_memory();
   for (const int64_t ranks : {4, 2}) {
     for (const auto& [from, to] : std::initializer_list<std::pair<Placement, Placement>>{{Shard(0), Replicate()},
                                                                                          {Shard(0), Shard(1)},

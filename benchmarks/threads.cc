@@ -2,13 +2,11 @@
 //
 //   ./bazelw run //benchmarks:threads
 #include <ATen/Parallel.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <c10/core/InferenceMode.h>
-#include <malloc.h>
 
 #include <functional>
 #include <optional>
@@ -16,17 +14,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "benchmarks/gates.h"
+#include "benchmarks/kernel_operators.h"
 #include "benchmarks/measure.h"
 #include "dtensor/dtensor.h"
 #include "tools/flags.h"
 
 namespace dtensor::benchmarks {
 namespace {
-
-template <typename Signature>
-auto operator_of(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
-}
 
 // `gate`: of the time on all threads / on one; 0: none.
 void compare(const std::string& what, double gate, const std::function<void()>& call, Gates& gates) {
@@ -48,13 +42,10 @@ void compare_embeddings(Gates& gates) {
   constexpr int64_t kIds = 8192, kRows = 32000, kOwn = kRows / 4, kFeatures = 1024;
   const at::Tensor ids = at::randint(kRows, {kIds}, at::kLong);
   const at::Tensor part = at::rand({kOwn, kFeatures}), grad = at::rand({kIds, kFeatures});
-  const auto look_up = operator_of<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t)>(
-      "dtensor::masked_embedding");
+  const auto look_up = masked_embedding();
   compare(
       "lookup of 8192 ids, rows 1/4 of 32000 x 1024", 0, [&] { look_up.call(part, ids, kOwn, kRows, -1); }, gates);
-  const auto backward =
-      operator_of<at::Tensor(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t, int64_t)>(
-          "dtensor::masked_embedding_backward");
+  const auto backward = masked_embedding_backward();
   compare(
       "its gradient", 0, [&] { backward.call(grad, ids, kOwn, kOwn, kRows, -1); }, gates);
 }
@@ -63,15 +54,11 @@ void compare_cross_entropy(Gates& gates) {
   constexpr int64_t kRows = 512, kClasses = 128256, kOwn = kClasses / 8;
   const at::Tensor logits = at::randn({kRows, kOwn}), target = at::randint(kClasses, {kRows}, at::kLong);
   const at::Tensor grad = at::randn({2, kRows}), max = logits.amax(1);
-  const auto forward = operator_of<at::Tensor(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
-                                              int64_t, int64_t, int64_t, double)>("dtensor::cross_entropy_part");
+  const auto forward = cross_entropy_part();
   compare(
       "cross entropy of 512 rows, classes 1/8 of 128256", 0.75,
       [&] { forward.call(logits, target, std::nullopt, 0, kClasses, -100, 0); }, gates);
-  const auto backward =
-      operator_of<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                             const std::optional<at::Tensor>&, int64_t, int64_t, int64_t, double)>(
-          "dtensor::cross_entropy_part_backward");
+  const auto backward = cross_entropy_part_backward();
   compare(
       "its gradient", 0.75, [&] { backward.call(grad, max, logits, target, std::nullopt, 0, kClasses, -100, 0); },
       gates);
@@ -85,9 +72,7 @@ void compare_random_numbers(Gates& gates) {
 }
 
 int run() {
-  // Released memory is used again, as docs/performance.md recommends for a program.
-  mallopt(M_MMAP_MAX, 0);
-  mallopt(M_TRIM_THRESHOLD, -1);
+  keep_released_memory();
   const c10::InferenceMode inference;
   Gates gates;
   if (at::get_num_threads() == 1) {

@@ -3,16 +3,19 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
+#include <ATen/core/Tensor.h>
 
 #include <algorithm>
 
 namespace dtensor::internal {
 
+bool may_start_threads() { return at::get_num_threads() > 1 && !at::in_parallel_region(); }
+
 void parallel_for(int64_t begin, int64_t end, int64_t grain, absl::FunctionRef<void(int64_t, int64_t)> f) {
   const int64_t size = end - begin;
   if (size <= 0) return;
   int64_t tasks = std::max<int64_t>(size / std::max<int64_t>(grain, 1), 1);
-  if (tasks > 1) tasks = at::in_parallel_region() ? 1 : std::min<int64_t>(tasks, at::get_num_threads());
+  if (tasks > 1) tasks = may_start_threads() ? std::min<int64_t>(tasks, at::get_num_threads()) : 1;
   if (tasks == 1) return f(begin, end);
   // A TensorIterator calls a function of its caller on LibTorch's threads. The elements of this tensor stand for tasks.
   const at::Tensor numbers = at::detail::empty_cpu({tasks}, at::kByte);

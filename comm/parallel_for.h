@@ -11,8 +11,11 @@
 
 namespace dtensor::internal {
 
-// Calls f for ranges that together are [begin, end), each of at least `grain` elements or the whole, at the same time.
-// Inside another parallel_for, of LibTorch too, and with one thread: a single call. Throws what a call threw; if
+// Whether it would start threads: LibTorch has several, and this is not within another parallel_for, of LibTorch too.
+bool may_start_threads();
+
+// Calls f for ranges that together are [begin, end), each of at least `grain` elements or the whole, at the same time;
+// in a single call unless may_start_threads(). Throws what a call threw; if
 // several did, one of these.
 //
 // at::parallel_for is a template: it starts threads only if the source that calls it is compiled with LibTorch's

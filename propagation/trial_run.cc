@@ -118,8 +118,8 @@ OutputMetas read_metas(const torch::jit::Stack& stack) {
 
 bool is_random(const c10::OperatorHandle& op) {
   const auto takes_generator = [](const c10::Argument& arg) {
-    const auto optional = arg.type()->cast<c10::OptionalType>();
-    return (optional ? optional->getElementType() : arg.type())->kind() == c10::TypeKind::GeneratorType;
+    const auto* optional = arg.type()->castRaw<c10::OptionalType>();
+    return (optional != nullptr ? optional->getElementType() : arg.type())->kind() == c10::TypeKind::GeneratorType;
   };
   return op.hasTag(at::Tag::nondeterministic_seeded) || absl::c_any_of(op.schema().arguments(), takes_generator);
 }

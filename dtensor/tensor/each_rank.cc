@@ -1,6 +1,5 @@
 #include "dtensor/tensor/each_rank.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ThreadLocalState.h>
 
 #include <exception>
@@ -15,7 +14,7 @@ namespace dtensor {
 namespace internal {
 
 void run_in_parallel(size_t ranks, absl::FunctionRef<void(size_t)> f) {
-  if (at::get_num_threads() == 1 || at::in_parallel_region()) {
+  if (!may_start_threads()) {
     for (size_t r = 0; r < ranks; ++r) f(r);
     return;
   }

@@ -2,7 +2,6 @@
 // composite in float64, and the registered operators with autograd.
 #include "ops/loss/cross_entropy_part.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -27,6 +26,7 @@
 #include "ops/kernels/cpu/exp_of.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
+#include "tests/testing/intra_op_threads.h"
 
 using namespace dtensor;
 using namespace dtensor::internal;
@@ -231,13 +231,11 @@ TEST_CASE("summaries and gradients are bitwise equal for any number of threads")
   const at::Tensor logits = at::randn({300, 700}), target = at::randint(700, {300}, at::kLong);
   const CrossEntropyArguments args{logits, target, {}, {0, 700, 700, -100, 0.1}};
   const at::Tensor grad = at::randn({2, 300});
-  const int before = at::get_num_threads();
-  at::set_num_threads(1);
+  const testing::IntraOpThreads one_thread(1);
   const at::Tensor one = cross_entropy_part(args), gradient = cross_entropy_part_backward(grad, one[0], args);
-  at::set_num_threads(4);
+  const testing::IntraOpThreads four(4);
   CHECK(cross_entropy_part(args).equal(one));
   CHECK(cross_entropy_part_backward(grad, one[0], args).equal(gradient));
-  at::set_num_threads(before);
 }
 
 TEST_CASE("targets that are no class are index errors, forward and backward") {

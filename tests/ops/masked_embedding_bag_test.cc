@@ -2,7 +2,6 @@
 // id, the CPU kernels compared with ATen's operators in float64, and the registered operators with autograd.
 #include "ops/embedding/masked_embedding_bag.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/_embedding_bag.h>
@@ -18,6 +17,7 @@
 #include <limits>
 
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/intra_op_threads.h"
 
 using namespace dtensor;
 using namespace dtensor::internal;
@@ -241,20 +241,18 @@ TEST_CASE("half types are added up in float") {
 
 TEST_CASE("bags and their gradients are bitwise equal for any number of threads") {
   at::manual_seed(0);
-  const int before = at::get_num_threads();
   const at::Tensor part = at::randn({30, 24}), grad = at::randn({2000, 24});
   for (int64_t mode : {kBagSum, kBagMean, kBagMax}) {
     const Bags bags{at::randint(50, {20000}, at::kLong), numbers({}).new_empty({2000}), {}, mode, false};
     for (int64_t bag = 0; bag < 2000; ++bag) bags.offsets.data_ptr<int64_t>()[bag] = bag * 10;
     const TableRows rows{5, 30, 50};
     const auto run = [&](int threads) {
-      at::set_num_threads(threads);
+      const testing::IntraOpThreads scope(threads);
       const BagResults r = fused_masked_embedding_bag(part, bags, rows);
       const BagsOfIds of_ids{bags.ids, r.bag_of_id, {}, r.bag_size, r.max_ids, mode};
       return Tensors{r.result, r.bag_of_id, fused_masked_embedding_bag_backward(grad, of_ids, rows)};
     };
     const Tensors one = run(1), again = run(1), four = run(4);
-    at::set_num_threads(before);
     for (size_t i = 0; i < one.size(); ++i) CHECK((again[i].equal(one[i]) && four[i].equal(one[i])));
   }
 }

@@ -2,7 +2,6 @@
 // kernels beside ATen's operators in float64, and the registered operators with autograd.
 #include "ops/embedding/masked_embedding.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/arange.h>
@@ -17,10 +16,13 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <optional>
+
 #include "ops/embedding/mask_buffer.h"
 #include "ops/kernels/cpu/embedding.h"
 #include "ops/kernels/embedding.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/intra_op_threads.h"
 
 using namespace dtensor;
 using namespace dtensor::internal;
@@ -199,15 +201,14 @@ TEST_CASE("a gradient larger than the caches equals ATen's") {
 TEST_CASE("gradients are bitwise equal every time and for any number of threads") {
   at::manual_seed(0);
   const at::Tensor ids = at::randint(50, {20000}, at::kLong);
-  const int before = at::get_num_threads();
   for (auto dtype : {at::kFloat, at::kBFloat16}) {
     const at::Tensor grad = at::randn({20000, 24}).to(dtype);
-    at::set_num_threads(1);
+    std::optional<testing::IntraOpThreads> threads(1);
     const at::Tensor one = kernel_gradient(grad, ids, {5, 30, 50});
     CHECK(kernel_gradient(grad, ids, {5, 30, 50}).equal(one));
-    at::set_num_threads(4);
+    threads.emplace(4);
     CHECK(kernel_gradient(grad, ids, {5, 30, 50}).equal(one));
-    at::set_num_threads(before);
+    threads.reset();
     // The parts of all ranks are those of the whole gradient.
     CHECK(at::cat({kernel_gradient(grad, ids, {0, 5, 50}), one, kernel_gradient(grad, ids, {35, 15, 50})})
               .equal(kernel_gradient(grad, ids, {0, 50, 50})));
