@@ -67,10 +67,10 @@ bool is_mostly_own(const Spec& root, int64_t dim, const std::vector<Run>& reache
 }
 
 // The window that begins at `start` and takes each `step`-th index, per dim. `view`: its layout, with the same dims.
-// Null: no sliced dim is cut, or there is no plan.
-SliceWindowPtr make_window(const SpecPtr& root, const SpecPtr& view, Shape start, Shape step) {
+// `keeps_layout`: the view's placements are the root's. Null: no sliced dim is cut, or there is no plan.
+SliceWindowPtr make_window(const SpecPtr& root, const SpecPtr& view, bool keeps_layout, Shape start, Shape step) {
   auto window = std::make_shared<SliceWindow>();
-  if (view->placements() == as_addends(root->placements()) && view->meta().numel() > 0) window->cuts.emplace();
+  if (keeps_layout && view->meta().numel() > 0) window->cuts.emplace();
   HaloRequest request{root, view, {}};
   for (int64_t d = 0; d < root->ndim(); ++d) {
     const int64_t n = root->sizes()[d], count = view->sizes()[d];
@@ -114,7 +114,7 @@ SliceWindowPtr window_of_slices(const SpecPtr& root, const SpecPtr& view, int64_
       map->step[d] = std::max<int64_t>(1, map->step[d]);
     }
   }
-  SliceWindowPtr window = map ? make_window(root, view, map->start, map->step) : nullptr;
+  SliceWindowPtr window = map ? make_window(root, view, /*keeps_layout=*/true, map->start, map->step) : nullptr;
   if (window && !window->cuts) window = nullptr;
   memo.insert(key, window, {root, view});
   return window;
@@ -160,13 +160,14 @@ struct Slice {
 };
 
 Slice make_slice(const SpecPtr& source, const Taken& taken, bool selects) {
-  const std::vector<int64_t> cutting = cutting_mesh_dims(*source, {taken.dim});
   if (!selects && is_at_borders(*source, taken.dim, taken.start, taken.count, taken.step)) return {};
+  const std::vector<int64_t> cutting = cutting_mesh_dims(*source, {taken.dim});
   int64_t ranks = 1;
   for (const int64_t m : cutting) ranks *= source->mesh().size(m);
+  const bool stays_split = !selects && taken.count > ranks;
   Placements placements = as_addends(source->placements());
   for (const int64_t m : cutting) {
-    if (selects || taken.count <= ranks) placements[m] = Replicate();
+    if (!stays_split) placements[m] = Replicate();
   }
   TensorMeta meta = source->meta();
   meta.sizes[taken.dim] = taken.count;
@@ -175,7 +176,7 @@ Slice make_slice(const SpecPtr& source, const Taken& taken, bool selects) {
   Shape start(source->ndim(), 0), step(source->ndim(), 1);
   start[taken.dim] = taken.start;
   step[taken.dim] = taken.step;
-  Slice slice{part, make_window(source, part, std::move(start), std::move(step))};
+  Slice slice{part, make_window(source, part, stays_split, std::move(start), std::move(step))};
   if (!selects) return slice;
   meta.sizes.erase(meta.sizes.begin() + taken.dim);
   meta.strides.erase(meta.strides.begin() + taken.dim);
