@@ -1,5 +1,4 @@
-// What takes part in calls of operators besides dispatch() itself: deferred gradients (deferral/deferred_gradients.h),
-// and the StepDecider of the scope.
+// What deferred gradients (deferral/deferred_gradients.h) ask to be called for.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,8 +12,6 @@
 #include <vector>
 
 #include "comm/rank_tensors.h"
-#include "dtensor/tensor/dispatch_scope.h"
-#include "dtensor/tensor/step_decider.h"
 
 namespace dtensor {
 struct Decision;  // propagation/decision.h
@@ -56,36 +53,6 @@ class CallHook {
   inline static CallHook* registered = nullptr;        // since the library was loaded
   inline static std::atomic<int64_t> num_watching{0};  // the other three need not be called while it is 0
   static CallHook* watching() { return num_watching.load(std::memory_order_relaxed) > 0 ? registered : nullptr; }
-};
-
-// A call that dispatch() has begun: tells those that take part.
-class CallInProgress {
- public:
-  CallInProgress(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
-    StepDecider* decider = step_decider();
-    if (decider != nullptr) decider->next();
-    if (CallHook* hook = CallHook::watching()) when_done_ = hook->before_call(info, args);
-  }
-  // Once it has its results. Not called: it has failed.
-  void done() const {
-    if (when_done_) when_done_();
-  }
-
-  // Whether one is in progress on this thread.
-  static bool any() { return depth > 0; }
-  // What decides the innermost one; null: this library. Calls that operators make inside are never decided by others.
-  static StepDecider* step_decider() { return depth == 1 ? current_dispatch_scope().step_decider : nullptr; }
-
- private:
-  inline static thread_local int depth = 0;
-  struct Level {
-    Level() { ++depth; }
-    ~Level() { --depth; }
-    Level(const Level&) = delete;
-    Level& operator=(const Level&) = delete;
-  };
-  const Level level_;
-  std::function<void()> when_done_;
 };
 
 }  // namespace dtensor::internal

@@ -1,7 +1,7 @@
 #include "dtensor/dispatch/dispatch.h"
 
-#include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/inner_calls.h"
+#include "dtensor/dispatch/internal/call_in_progress.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/internal/call_without_rule.h"
 #include "dtensor/dispatch/internal/call_writes.h"

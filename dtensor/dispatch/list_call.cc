@@ -13,6 +13,7 @@
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/internal/call_hints.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/internal/decide_call.h"
 #include "dtensor/dispatch/internal/direct_call.h"
 #include "dtensor/dispatch/internal/module_call.h"
 #include "dtensor/dispatch/report_work.h"
@@ -83,8 +84,7 @@ std::shared_ptr<const Decision> ListCall::find_decision(size_t n) {
     if (!mesh_.defined()) mesh_ = mesh;
     if (mesh != mesh_) return nullptr;
   }
-  CallKey key = key_;
-  key.begin();
+  CallKey key(element_);
   const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
   append_hints(key.words, element_, {tensors.data(), tensors.size()}, writes_, scoped);
   for (size_t i = 0, k = 0; i < element_.args.size(); ++i) {
@@ -132,7 +132,7 @@ bool ListCall::read_tensors(size_t a, size_t i) {
 
 bool ListCall::find_decisions() {
   absl::flat_hash_map<CacheKey, const Decision*, CacheKeyHash> known;
-  CallKey key = key_;
+  CallKey key(element_);
   for (size_t n = 0; n < count_; ++n) {
     key.words.assign(words_.begin() + static_cast<std::ptrdiff_t>(n * num_tensors_),
                      words_.begin() + static_cast<std::ptrdiff_t>((n + 1) * num_tensors_));
@@ -152,11 +152,11 @@ bool ListCall::find_decisions() {
 }
 
 bool ListCall::decide() {
-  if (element_.handler != nullptr || !key_.find_rule(element_) || calls_are_decided_otherwise() || !read_arguments())
-    return false;
+  const std::shared_ptr<const OpRule>& rule = element_.rule();
+  if (element_.handler != nullptr || !rule || calls_are_decided_otherwise() || !read_arguments()) return false;
   writes_ = element_.args[first_tensor_].written;
   if (writes_ && CallHook::watching() != nullptr) return false;
-  if (key_.rule()->uses_gradient_target && in_backward()) return false;
+  if (rule->uses_gradient_target && in_backward()) return false;
   words_.resize(count_ * num_tensors_);
   firsts_.resize(count_);
   decisions_.resize(count_);

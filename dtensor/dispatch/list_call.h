@@ -12,9 +12,13 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
-#include "dtensor/dispatch/internal/decide_call.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/tensor/representation.h"
+#include "mesh/device_mesh.h"
+
+namespace dtensor {
+struct Decision;  // propagation/decision.h
+}  // namespace dtensor
 
 namespace dtensor::internal {
 
@@ -106,7 +110,6 @@ class ListCall {
 
   const OpInfo& op_;
   const OpInfo& element_;
-  CallKey key_;  // of no call yet
   absl::InlinedVector<Argument, 5> args_;
   size_t count_ = 0;         // of calls of `element`
   size_t first_tensor_ = 0;  // the first argument that is a tensor of `element`

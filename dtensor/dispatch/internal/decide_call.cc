@@ -8,9 +8,9 @@
 
 #include "comm/module_text.h"
 #include "comm/scope.h"
-#include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/call_hints.h"
+#include "dtensor/dispatch/internal/call_in_progress.h"
 #include "dtensor/dispatch/internal/gradient_target.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
@@ -113,9 +113,7 @@ void check_class_shards(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10:
 
 // The operator, specs, context, and the other arguments as far as decisions depend on them.
 CallKey make_key(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue> args) {
-  CallKey key;
-  key.find_rule(info);
-  key.begin();
+  CallKey key(info);
   in.context.append_to_key(key.words);
   for (size_t i = 0; i < args.size(); ++i) {
     const ArgSlot& slot = in.slots[i];
@@ -152,29 +150,29 @@ bool computes_as_given(const OpInfo& info, const Decision& decision) {
 
 }  // namespace
 
-void CallKey::begin() {
-  words.push_back(reinterpret_cast<uintptr_t>(resolved_));  // of this operator and generation of rules alone
+CallKey::CallKey(const OpInfo& info) : resolved_(info.resolve()) {
+  words.push_back(reinterpret_cast<uintptr_t>(&resolved_));  // of this operator and generation of rules alone
   words.push_back(
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
 }
 
 void CallKey::add_int(size_t i, int64_t value) {
   words.push_back(kInt);
-  if (!resolved_->value_free[i]) return words.push_back(static_cast<uint64_t>(value));
-  append_class(words, value == 0 ? NumberClass::kZero : NumberClass::kOrdinary, resolved_->divisor[i]);
+  if (!resolved_.value_free[i]) return words.push_back(static_cast<uint64_t>(value));
+  append_class(words, value == 0 ? NumberClass::kZero : NumberClass::kOrdinary, resolved_.divisor[i]);
 }
 
 void CallKey::add_double(size_t i, double value) {
   words.push_back(kDouble);
-  if (!resolved_->value_free[i]) return words.push_back(std::bit_cast<uint64_t>(value));
-  append_class(words, number_class(value), resolved_->divisor[i]);
+  if (!resolved_.value_free[i]) return words.push_back(std::bit_cast<uint64_t>(value));
+  append_class(words, number_class(value), resolved_.divisor[i]);
 }
 
 void CallKey::add(size_t i, const c10::IValue& value) {
   if (value.isInt()) return add_int(i, value.toInt());
   if (value.isDouble()) return add_double(i, value.toDouble());
-  append_static(words, value, resolved_->value_free[i]);
-  if (resolved_->value_free[i]) append_class(words, number_class(value), resolved_->divisor[i]);
+  append_static(words, value, resolved_.value_free[i]);
+  if (resolved_.value_free[i]) append_class(words, number_class(value), resolved_.divisor[i]);
 }
 
 void CallKey::add(size_t i, const at::Scalar& number) {
@@ -186,7 +184,7 @@ void CallKey::add(size_t i, const at::Scalar& number) {
 }
 
 void CallKey::add(size_t i, c10::ArrayRef<int64_t> ints) {
-  if (resolved_->value_free[i]) return add(i, c10::IValue(ints));
+  if (resolved_.value_free[i]) return add(i, c10::IValue(ints));
   words.push_back(kIntList);
   words.push_back(ints.size());
   for (const int64_t x : ints) words.push_back(static_cast<uint64_t>(x));

@@ -16,21 +16,14 @@ namespace dtensor::internal {
 
 // The key of a call in the strategy cache. For calls whose arguments are not on a stack, too:
 //
-//   CallKey key;
-//   if (key.find_rule(info)) {
-//     key.begin();
-//     append_hints(key.words, ...);  // call_hints.h
-//     for all arguments, in schema order: their spec's id, or key.add(i, value);
-//   }
+//   CallKey key(info);
+//   append_hints(key.words, ...);  // call_hints.h
+//   for all arguments, in schema order: their spec's id, or key.add(i, value);
 class CallKey {
  public:
-  // The operator's present rule; null: it has none, as composite operators. Call it before the others.
-  const std::shared_ptr<const OpRule>& find_rule(const OpInfo& info) {
-    resolved_ = &info.resolve();
-    return rule();
-  }
-  const std::shared_ptr<const OpRule>& rule() const { return resolved_->rule; }
-  void begin();
+  explicit CallKey(const OpInfo& info);
+  // The operator's present rule; null: it has none, as composite operators.
+  const std::shared_ptr<const OpRule>& rule() const { return resolved_.rule; }
   // Argument i, which is no tensor, as far as decisions depend on it.
   void add(size_t i, const c10::IValue& value);
   void add(size_t i, const at::Scalar& number);
@@ -42,7 +35,7 @@ class CallKey {
   void add_int(size_t i, int64_t value);
   void add_double(size_t i, double value);
 
-  const OpInfo::Resolved* resolved_ = nullptr;
+  const OpInfo::Resolved& resolved_;
 };
 
 struct Decided {

@@ -25,6 +25,8 @@ bool calls_are_decided_otherwise() {
   return scope.step_decider != nullptr || scope.hints.limits.any();
 }
 
+void DirectCall::add_hints(bool scoped) { append_hints(key_.words, info_, tensors_, info_.args[0].written, scoped); }
+
 bool DirectCall::has_ordinary_tensors() const {
   const DeviceMesh& mesh = spec_of(*tensors_[0])->mesh();
   for (const at::Tensor* t : tensors_) {
@@ -34,13 +36,8 @@ bool DirectCall::has_ordinary_tensors() const {
   return true;
 }
 
-void DirectCall::begin_key(bool scoped) {
-  key_.begin();
-  append_hints(key_.words, info_, tensors_, info_.args[0].written, scoped);
-}
-
 bool DirectCall::begin() {
-  if (!key_.find_rule(info_)) return false;
+  if (!key_.rule()) return false;
   const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
   if (scoped && (calls_are_decided_otherwise() || has_listeners())) return false;
   for (const at::Tensor* t : tensors_) {
@@ -51,7 +48,7 @@ bool DirectCall::begin() {
   for (const at::Tensor* t : tensors_) prepare_parameter(info_, *t);
   if (!has_ordinary_tensors()) return false;
   if (key_.rule()->uses_gradient_target && in_backward()) return false;
-  begin_key(scoped);
+  add_hints(scoped);
   return true;
 }
 
@@ -84,8 +81,7 @@ bool DirectCall::begin_composite(c10::DispatchKeySet keys) {
   }
   if (in_backward() || !has_ordinary_tensors()) return false;
   for (const at::Tensor* t : tensors_) prepare_parameter(info_, *t);
-  key_.find_rule(info_);
-  begin_key(scoped);
+  add_hints(scoped);
   key_.words.push_back(c10::InferenceMode::is_enabled());  // else autograd tracks whether the result is a view
   return true;
 }

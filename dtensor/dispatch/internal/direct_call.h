@@ -42,7 +42,8 @@ inline bool needs_boxed_kernel(const DTensorMeta& meta) {
 class DirectCall {
  public:
   // `tensors`: all of the call that are defined, in schema order. Valid as long as both.
-  DirectCall(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors) : info_(info), tensors_(tensors) {}
+  DirectCall(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors)
+      : info_(info), tensors_(tensors), key_(info) {}
 
   // For an operator at kDTensorKey. False: the call needs the boxed kernel. Registers parameters, as gather_inputs()
   // does.
@@ -90,7 +91,7 @@ class DirectCall {
  private:
   int64_t num_elements_to_read() const;  // by the first local rank
   bool has_ordinary_tensors() const;
-  void begin_key(bool scoped);
+  void add_hints(bool scoped);
 
   const OpInfo& info_;
   const c10::ArrayRef<const at::Tensor*> tensors_;

@@ -3,11 +3,11 @@
 #include <c10/util/Exception.h>
 
 #include "comm/scope.h"
-#include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/dispatch/internal/call_hints.h"
+#include "dtensor/dispatch/internal/call_in_progress.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
