@@ -17,6 +17,11 @@ constexpr std::string_view kReduceOpNames[] = {"sum", "avg", "product",
 
 std::string_view to_string(ReduceOp op) { return kReduceOpNames[static_cast<size_t>(op)]; }
 
+const Shape& Placement::offset_shape() const {
+  static const Shape none;
+  return offset_shape_ ? *offset_shape_ : none;
+}
+
 Placement Replicate() { return Placement(); }
 
 Placement Shard(int64_t dim) {
@@ -46,7 +51,7 @@ Placement MaskPartial(Shape offset_shape, int64_t offset_dim, ReduceOp op) {
   p.kind_ = Placement::Kind::kMaskPartial;
   p.reduce_op_ = op;
   p.dim_ = offset_dim;
-  p.offset_shape_ = std::move(offset_shape);
+  p.offset_shape_ = std::make_shared<const Shape>(std::move(offset_shape));
   return p;
 }
 

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <iosfwd>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -55,21 +56,24 @@ class Placement {
   bool is_partial() const { return kind_ == Kind::kPartial || kind_ == Kind::kMaskPartial; }
   bool is_mask_partial() const { return kind_ == Kind::kMaskPartial; }
 
-  int64_t dim() const { return dim_; }                         // Shard, StridedShard: the tensor dim that is cut
-  int64_t split_factor() const { return split_factor_; }       // StridedShard
-  ReduceOp reduce_op() const { return reduce_op_; }            // Partial, MaskPartial
-  const Shape& offset_shape() const { return offset_shape_; }  // MaskPartial: shape of the table that was looked up
-  int64_t offset_dim() const { return dim_; }                  // MaskPartial: the table's sharded dim
+  int64_t dim() const { return dim_; }                    // Shard, StridedShard: the tensor dim that is cut
+  int64_t split_factor() const { return split_factor_; }  // StridedShard
+  ReduceOp reduce_op() const { return reduce_op_; }       // Partial, MaskPartial
+  const Shape& offset_shape() const;                      // MaskPartial: shape of the table that was looked up
+  int64_t offset_dim() const { return dim_; }             // MaskPartial: the table's sharded dim
 
   friend bool operator==(const Placement& a, const Placement& b) {
     return a.kind_ == b.kind_ && a.reduce_op_ == b.reduce_op_ && a.dim_ == b.dim_ &&
-           a.split_factor_ == b.split_factor_ && a.offset_shape_ == b.offset_shape_;
+           a.split_factor_ == b.split_factor_ &&
+           (a.offset_shape_ == b.offset_shape_ || a.offset_shape() == b.offset_shape());
   }
   friend bool operator!=(const Placement& a, const Placement& b) { return !(a == b); }
   template <typename H>
   friend H AbslHashValue(H h, const Placement& p) {
-    h = H::combine(std::move(h), p.kind_, p.reduce_op_, p.dim_, p.split_factor_, p.offset_shape_.size());
-    return H::combine_contiguous(std::move(h), p.offset_shape_.data(), p.offset_shape_.size());
+    h = H::combine(std::move(h), p.kind_, p.reduce_op_, p.dim_, p.split_factor_);
+    if (!p.offset_shape_) return h;
+    return H::combine(H::combine_contiguous(std::move(h), p.offset_shape_->data(), p.offset_shape_->size()),
+                      p.offset_shape_->size());
   }
 
  private:
@@ -83,7 +87,7 @@ class Placement {
   ReduceOp reduce_op_ = ReduceOp::kSum;
   int64_t dim_ = 0;
   int64_t split_factor_ = 0;
-  Shape offset_shape_;
+  std::shared_ptr<const Shape> offset_shape_;  // of a MaskPartial; null for all others, which are copied more often
 };
 
 // Every rank holds the whole tensor.

@@ -27,6 +27,7 @@ class Search {
   uint64_t needs_traffic(const DimStrategy& option, int64_t d) const;
   int64_t num_combinations() const;
   bool run_unchanged();
+  void compare_options();
   void branch(size_t d, uint64_t traffic);
   std::optional<Score> consider();
   std::vector<Choice> seeds() const;
@@ -39,7 +40,8 @@ class Search {
 
   const Problem& problem_;
   const Picoseconds latency_ = picoseconds(problem_.cost->least(0)) - 1;
-  const std::vector<std::vector<DimStrategy>> options_;     // per mesh dim, best first
+  const std::vector<std::vector<DimStrategy>> options_;  // per mesh dim, best first
+  // By compare_options(), which calls that move nothing do without:
   std::vector<absl::InlinedVector<uint64_t, 16>> traffic_;  // needs_traffic() of each
   std::vector<absl::InlinedVector<size_t, 16>> order_;      // in which they are tried: few changes first
   const std::vector<Pricer::Group> groups_;
@@ -51,7 +53,9 @@ class Search {
 };
 
 Search::Search(const Problem& problem, std::vector<std::vector<DimStrategy>> options)
-    : problem_(problem), options_(std::move(options)), groups_(group_inputs()), pricer_(problem, groups_) {
+    : problem_(problem), options_(std::move(options)), groups_(group_inputs()), pricer_(problem, groups_) {}
+
+void Search::compare_options() {
   traffic_.resize(options_.size());
   order_.resize(options_.size());
   for (size_t d = 0; d < options_.size(); ++d) {
@@ -132,6 +136,7 @@ int64_t Search::num_combinations() const {
 std::optional<Strategy> Search::run(SearchEffort& effort) {
   chosen_.assign(options_.size(), 0);
   if (!run_unchanged()) {
+    compare_options();
     const int64_t usual = options_.size() <= 3 ? kEveryOfThree : kEvery;
     const bool every = num_combinations() <= (effort.every > 0 ? effort.every : usual);
     if (!every || options_.size() > 1)
