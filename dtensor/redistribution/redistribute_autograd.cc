@@ -1,5 +1,7 @@
 #include "dtensor/redistribution/redistribute_autograd.h"
 
+#include <ATen/ops/_make_dual.h>
+#include <ATen/ops/_unpack_dual.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -104,6 +106,48 @@ bool lies_as(const at::Tensor& t, const Layout& to) {
   return spec.placements() == to.placements() && spec.mesh() == to.mesh();
 }
 
+// Forward-mode AD.
+bool has_tangent(const at::Tensor& t) { return t._fw_grad(/*level=*/0).defined(); }
+
+// The tangent moves as its value does, which is the derivative unless addends are reduced by another operation than a
+// sum.
+void check_derivative(const Placements& placements, const CommCause& cause) {
+  for (const Placement& p : placements) {
+    const bool linear = !p.is_partial() || p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kAvg;
+    TORCH_CHECK_NOT_IMPLEMENTED(linear, cause.op, ": forward-mode AD of a redistribution from or to ", to_string(p),
+                                " is not supported: redistribute the tensor before it gets a tangent");
+  }
+}
+
+variable_list move(at::TensorList tensors, c10::ArrayRef<Layout> to, const CommCause& cause,
+                   const RedistributeOptions& options) {
+  return std::any_of(tensors.begin(), tensors.end(), records)
+             ? RedistributeFn::apply(tensors, to, cause, options)
+             : redistribute_below_autograd(tensors, to, cause, options);
+}
+
+variable_list move_with_tangents(at::TensorList tensors, c10::ArrayRef<Layout> to, const CommCause& cause,
+                                 const RedistributeOptions& options) {
+  variable_list values(tensors.begin(), tensors.end()), tangents;
+  std::vector<Layout> to_of_tangents;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!has_tangent(values[i])) continue;
+    check_derivative(spec_of(values[i])->placements(), cause);
+    check_derivative(to[i].placements(), cause);
+    auto [value, tangent] = at::_unpack_dual(values[i], /*level=*/0);
+    values[i] = std::move(value);
+    tangents.push_back(std::move(tangent));
+    to_of_tangents.push_back(to[i]);
+  }
+  variable_list results = move(values, to, cause, options);
+  if (tangents.empty()) return results;
+  const variable_list moved = move(tangents, to_of_tangents, cause, options);
+  for (size_t i = 0, k = 0; i < results.size(); ++i) {
+    if (has_tangent(tensors[i])) results[i] = at::_make_dual(results[i], moved[k++], /*level=*/0);
+  }
+  return results;
+}
+
 }  // namespace
 
 std::vector<at::Tensor> redistribute_as(at::TensorList tensors, c10::ArrayRef<Layout> to, const CommCause& cause,
@@ -119,20 +163,17 @@ std::vector<at::Tensor> redistribute_as(at::TensorList tensors, c10::ArrayRef<La
     wanted.push_back(to[i]);
   }
   if (changing.empty()) return results;
-  const std::vector<at::Tensor> moved =
-      std::any_of(changing.begin(), changing.end(), records)
-          ? RedistributeFn::apply(at::TensorList(changing), c10::ArrayRef<Layout>(wanted), cause, options)
-          : redistribute_below_autograd(changing, wanted, cause, options);
+  const std::vector<at::Tensor> moved = move_with_tangents(changing, wanted, cause, options);
   for (size_t k = 0; k < index.size(); ++k) results[index[k]] = moved[k];
   return results;
 }
 
 at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placements, const CommCause& cause,
                            const RedistributeOptions& options) {
-  if (!records(tensor)) return redistribute_below_autograd(tensor, placements, cause, options);
+  if (!records(tensor) && !has_tangent(tensor)) return redistribute_below_autograd(tensor, placements, cause, options);
   const Layout to(spec_of(tensor)->mesh(), placements);
   if (lies_as(tensor, to)) return tensor;
-  return RedistributeFn::apply(at::TensorList(&tensor, 1), c10::ArrayRef<Layout>(to), cause, options)[0];
+  return move_with_tangents(at::TensorList(&tensor, 1), c10::ArrayRef<Layout>(to), cause, options)[0];
 }
 
 at::Tensor gather_whole(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
@@ -144,6 +185,11 @@ at::Tensor gather_whole(const at::Tensor& tensor, std::optional<Placements> grad
   TORCH_CHECK_NOT_IMPLEMENTED(!meta.locals.empty(), "[full_tensor] ", meta.spec->to_string(),
                               " has no data in this process: its world is ", meta.spec->mesh().world().name());
   if (!grad_placements) grad_placements = without_partials(spec_of(tensor)->placements());
+  if (has_tangent(tensor)) {
+    check_derivative(meta.spec->placements(), explicit_cause("full_tensor"));
+    const auto [value, tangent] = at::_unpack_dual(tensor, /*level=*/0);
+    return at::_make_dual(gather_whole(value, std::move(grad_placements)), gather_whole(tangent), /*level=*/0);
+  }
   return FullTensorFn::apply(tensor, *std::move(grad_placements));
 }
 

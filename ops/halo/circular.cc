@@ -95,7 +95,8 @@ void pad_circular(const c10::OperatorHandle& op, Stack& stack) {
   Arguments args(op, stack);
   at::Tensor self = args.tensor("self");
   const auto dims = circular_dims(args["pad"].toIntVector(), self.sizes());
-  if (!dims) return pad_circular_by_pieces(op, stack);
+  // Forward-mode AD needs operators that have formulas, which Pad has not.
+  if (!dims || self._fw_grad(/*level=*/0).defined()) return pad_circular_by_pieces(op, stack);
   std::vector<int64_t> numbers;
   for (const HaloDim& d : *dims) numbers.push_back(d.dim);
   if (cutting_mesh_dims(*spec_of(self), numbers).empty()) return pad_circular_by_pieces(op, stack);

@@ -1,6 +1,8 @@
 // The derivative of sgn() of real numbers, zero. ATen's formula gives it as a plain tensor without memory (a
-// ZeroTensor), which no operator accepts next to a distributed one; abs() and norms of order one need it in their
-// second derivative.
+// ZeroTensor), which no operator accepts next to a distributed one, and which is no tangent of one; abs() and norms of
+// order one need it in their second derivative.
+#include <ATen/ops/_make_dual.h>
+#include <ATen/ops/_unpack_dual.h>
 #include <ATen/ops/sgn.h>
 #include <ATen/ops/sgn_ops.h>
 #include <ATen/ops/zeros_like.h>
@@ -20,17 +22,25 @@ struct SgnFn : torch::autograd::Function<SgnFn> {
   }
 };
 
-bool has_zero_gradient(const at::Tensor& self) {
-  return at::GradMode::is_enabled() && self.requires_grad() && !self.is_complex();
+bool has_tangent(const at::Tensor& self) { return self._fw_grad(/*level=*/0).defined(); }
+
+bool has_zero_derivative(const at::Tensor& self) {
+  return !self.is_complex() && ((at::GradMode::is_enabled() && self.requires_grad()) || has_tangent(self));
+}
+
+at::Tensor with_zero_derivative(const at::Tensor& self) {
+  if (!has_tangent(self)) return SgnFn::apply(self);
+  const auto [value, tangent] = at::_unpack_dual(self, /*level=*/0);
+  return at::_make_dual(at::sgn(value), at::zeros_like(tangent), /*level=*/0);
 }
 
 at::Tensor sgn(c10::DispatchKeySet keys, const at::Tensor& self) {
-  return has_zero_gradient(self) ? SgnFn::apply(self) : at::_ops::sgn::redispatch(keys & kBelowThatKey, self);
+  return has_zero_derivative(self) ? with_zero_derivative(self) : at::_ops::sgn::redispatch(keys & kBelowThatKey, self);
 }
 
 at::Tensor& sgn_(c10::DispatchKeySet keys, at::Tensor& self) {
-  return has_zero_gradient(self) ? self.copy_(SgnFn::apply(self))
-                                 : at::_ops::sgn_::redispatch(keys & kBelowThatKey, self);
+  return has_zero_derivative(self) ? self.copy_(with_zero_derivative(self))
+                                   : at::_ops::sgn_::redispatch(keys & kBelowThatKey, self);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // Forward-mode AD: tangents of distributed tensors equal those of plain ones.
+#include <ATen/ops/_pad_circular.h>
 #include <torch/autograd.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/nn/functional.h>
@@ -39,6 +40,12 @@ std::vector<std::pair<const char*, Function>> functions() {
       {"norm", [](auto& x, auto&, auto&) { return torch::linalg_vector_norm(x, 2); }},
       {"max", [](auto& x, auto&, auto&) { return std::get<0>(x.max(0)); }},
       {"sin", [](auto& x, auto&, auto&) { return x.sin().exp(); }},
+      {"sgn", [](auto& x, auto& w, auto&) { return x.sgn() + x.clone().sgn_() * w; }},
+      {"fft of padded rows", [](auto& x, auto&, auto&) { return torch::fft_fft(x, 7, 1); }},
+      {"circular padding",
+       [](auto& x, auto&, auto&) {
+         return at::_pad_circular(x.unsqueeze(0), {1, 2}).squeeze(0);
+       }},
       {"gelu", [](auto& x, auto&, auto&) { return torch::gelu(x); }},
       {"softmax", [](auto& x, auto&, auto&) { return x.softmax(1) + x.softmax(0); }},
       {"log_softmax", [](auto& x, auto&, auto&) { return x.log_softmax(0); }},
@@ -83,6 +90,34 @@ TEST_CASE("Forward mode: tangents equal those of plain tensors", "[forward_mode]
       }
     }
   }
+}
+
+TEST_CASE("Forward mode: redistributions move tangents", "[forward_mode]") {
+  const Tensor x = torch::rand({5, 4}, torch::kDouble), tangent = torch::rand({5, 4}, torch::kDouble);
+  const DeviceMesh mesh(World::local(3), {3});
+  const Placements row{Shard(0)}, column{Shard(1)};
+  for (const bool recorded : {false, true}) {
+    for (const Placements& to : {row, column, Placements{Replicate()}, Placements{Partial()}}) {
+      INFO(to_string(to) << recorded);
+      DualLevel level;
+      const Tensor leaf = distribute_tensor(x, mesh, row).requires_grad_(recorded);
+      const Tensor dual = at::_make_dual(leaf, distribute_tensor(tangent, mesh, column), level.level);
+      const Tensor moved = redistribute(dual, to);
+      CHECK(internal::spec_of(moved)->placements() == to);
+      CHECK(moved.requires_grad() == recorded);
+      for (const Tensor& whole : {full_tensor(moved), full_tensor(dual)}) {
+        const auto [primal, got] = at::_unpack_dual(whole, level.level);
+        CHECK(primal.equal(x));
+        REQUIRE(got.defined());
+        CHECK(got.equal(tangent));
+      }
+      if (recorded) CHECK(full_tensor(torch::autograd::grad({moved.sum()}, {leaf})[0]).equal(torch::ones_like(x)));
+    }
+  }
+  DualLevel level;
+  const Tensor dual = at::_make_dual(distribute_tensor(x, mesh, row), distribute_tensor(x, mesh, row), level.level);
+  CHECK_THAT(error_text([&] { redistribute(dual, {Partial(ReduceOp::kMax)}); }),
+             Catch::Contains("redistribute: forward-mode AD") && Catch::Contains("P(max)"));
 }
 
 TEST_CASE("Forward mode over backward gives a Hessian-vector product", "[forward_mode]") {
