@@ -29,7 +29,8 @@ void check_floating(const at::Tensor& self, const char* name) {
 }
 
 RandomDraw uniform(const Arguments& args, const at::Tensor& self) {
-  check_floating(self, "uniform_");
+  // Both parts of a complex number are uniform.
+  if (!at::isComplexType(self.scalar_type())) check_floating(self, "uniform_");
   const double from = args["from"].isNone() ? 0 : args.number("from"), to = args["to"].isNone() ? 1 : args.number("to");
   TORCH_CHECK(from <= to, "uniform_ expects to return a [from, to) range, but found from=", from, " > to=", to);
   return {RandomKind::kUniform, from, to};

@@ -91,6 +91,7 @@ const std::vector<Row>& table() {
   static const auto* const rows = new std::vector<Row>{
       {"aten::uniform_", {-1.0, 3.0}},
       {"aten::uniform_", {0.0, 1.0}, at::kHalf},
+      {"aten::uniform_", {0.0, 1.0}, at::kComplexDouble},
       {"aten::normal_", {1.0, 2.0}},
       {"aten::normal_", {0.0, 1.0}, at::kFloat},
       {"aten::normal_", {0.0, 1.0}, at::kComplexDouble},
@@ -178,6 +179,8 @@ TEST_CASE("Random numbers: statistics", "[random]") {
   const auto sample = [&](const Row& row) { return full_tensor(fill(row, sharded_zeros(shape, row.dtype))); };
   CHECK(ks(sample({"aten::uniform_", {-1.0, 3.0}}), [](double x) { return (x + 1) / 4; }) < 1.95);
   CHECK(ks(sample({"aten::uniform_", {0.0, 1.0}, at::kFloat}), [](double x) { return x; }) < 1.95);
+  const auto parts = at::view_as_real(sample({"aten::uniform_", {-1.0, 3.0}, at::kComplexDouble}));
+  CHECK(ks(parts, [](double x) { return (x + 1) / 4; }) < 1.95);
   CHECK(ks(sample({"aten::normal_", {1.0, 2.0}}),
            [](double x) { return std::erfc((1 - x) / (2 * std::sqrt(2.0))) / 2; }) < 1.95);
   CHECK(ks(sample({"aten::exponential_", {2.0}}), [](double x) { return 1 - std::exp(-2 * x); }) < 1.95);
