@@ -30,9 +30,9 @@ c10::ScalarType norm_dtype(const at::Tensor& self, std::optional<c10::ScalarType
   return c10::toRealValueType(dtype.value_or(self.scalar_type()));
 }
 
-// Whether each result is a norm of no elements.
+// Whether each result is a norm of no elements. A scalar has one, and dim 0 without having a size there.
 bool reduces_nothing(const at::Tensor& t, at::OptionalIntArrayRef dims) {
-  if (!dims) return t.numel() == 0;
+  if (!dims || t.dim() == 0) return t.numel() == 0;
   for (int64_t d : *dims) {
     if (t.size(d) == 0) return true;
   }

@@ -75,6 +75,7 @@ TEST_CASE("reductions to nothing and of nothing", "[corner]") {
   for (const double p : {-1., -1.5, 0., 2.}) {
     check_case({"aten::linalg_vector_norm", {at::zeros({0, 4}, at::kDouble), p, last}});
     check_case({"aten::norm.ScalarOpt_dim", {at::zeros({4, 0}, at::kDouble), p, first}});
+    check_case({"aten::linalg_vector_norm", {at::full({}, 2., at::kDouble), p, first, true}});
   }
   check_case({"aten::pairwise_distance", {at::zeros({0, 4}, at::kDouble), at::zeros({0, 4}, at::kDouble), -1.}});
   const auto empty = lay_out(at::zeros({4, 0}, at::kDouble), test_meshes()[2], {Shard(0)});
