@@ -49,7 +49,8 @@ at::Tensor laid_out_as(const at::Tensor& param, const c10::OperatorHandle& op, c
   const at::Tensor& t = list.given[i].toTensor();
   const bool is_distributed = is_dtensor(t) && is_dtensor(param);
   if (is_distributed && spec_of(t) == spec_of(param)) return t;
-  if (t.sizes() != param.sizes()) {
+  // A step is one number, also beside a parameter that is one.
+  if (t.sizes() != param.sizes() || list.name == "state_steps") {
     TORCH_CHECK(t.numel() == 1, op.operator_name(), ": argument '", list.name, "[", i, "]' of shape ", t.sizes(),
                 " does not fit its parameter, of shape ", param.sizes());
     return whole(op, list.name, t);

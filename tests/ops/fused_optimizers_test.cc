@@ -156,6 +156,18 @@ TEST_CASE("fused optimizers give the same whether something observes them or not
   }
 }
 
+TEST_CASE("fused optimizers update a parameter without dims, whose step is a plain number", "[ops][fused_optimizers]") {
+  const auto value = at::rand({}, at::kDouble), grad = at::rand({}, at::kDouble);
+  const auto step = [&](const std::function<at::Tensor(const at::Tensor&)>& lay_out_value) {
+    const at::Tensor param = lay_out_value(value.clone()), sum = lay_out_value(at::zeros({}, at::kDouble));
+    call_op("aten::_fused_adagrad_", {Tensors{param}, Tensors{lay_out_value(grad)}, Tensors{sum},
+                                      Tensors{at::ones({}, at::kFloat)}, 0.1, 0.01, 0.01, 1e-8, false});
+    return full(param);
+  };
+  const auto on_mesh = [](const at::Tensor& t) { return lay_out(t, test_meshes()[0], {Replicate()}); };
+  CHECK(step(on_mesh).equal(step([](const at::Tensor& t) { return t; })));
+}
+
 TEST_CASE("a fused optimizer that fails counts writes to what it may have updated", "[ops][fused_optimizers]") {
   const DeviceMesh mesh(World::local(8), {8}, {"dp"});
   for (const bool observed : {false, true}) {
