@@ -9,7 +9,7 @@
     with dtensor_torch.implicit_replication(): # plain tensors beside distributed ones count as replicated
         y = x * torch.randn(4)
 
-print(), copy.deepcopy(), torch.save() and torch.load() of distributed tensors work with it. Without it they raise, as they read
+print(), copy.deepcopy(), new_tensor(), torch.save() and torch.load() of distributed tensors work with it. Without it they raise, as they read
 a storage that such a tensor does not have. Printing shows no values: that would communicate. Use
 torch.ops.dtensor.full_tensor(t) or local_tensors(t).
 
@@ -132,6 +132,29 @@ def _deepcopy(self, memo):
 
 
 torch.Tensor.__deepcopy__ = _deepcopy
+
+# ---- constants of the kind of a tensor, such as nn.init.trunc_normal_() makes ------------------------------------------
+
+_torch_new_tensor = torch.Tensor.new_tensor
+
+
+def _new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, **kwargs):
+    """Replicated, as what new_zeros() makes; plain on a device that is not the mesh's."""
+    if not _dt.is_dtensor(self):
+        return _torch_new_tensor(self, data, dtype=dtype, device=device, requires_grad=requires_grad, **kwargs)
+    dtype = dtype or self.dtype
+    device = torch.device(device or self.device)
+    if isinstance(data, torch.Tensor) and _dt.is_dtensor(data):
+        result = data.detach().to(device=device, dtype=dtype, copy=True)
+    else:
+        result = torch.tensor(data, dtype=dtype, device=device)
+        if device.type == self.device.type:
+            mesh = _dt.mesh_of(self)
+            result = _dt.distribute(result, mesh, "R" * len(_dt.mesh_shape(mesh)))
+    return result.requires_grad_(requires_grad)
+
+
+torch.Tensor.new_tensor = _new_tensor
 
 # ---- files ------------------------------------------------------------------------------------------------------------
 

@@ -591,6 +591,17 @@ class HelperTest(unittest.TestCase):
             self.assertTrue(torch.equal(dt.full_tensor(p), dt.full_tensor(q)))
             self.assertEqual(dt.placements(p), dt.placements(q))
 
+    def test_new_tensor(self):
+        made = self.d.new_tensor([[1, 2], [3, 4]], requires_grad=True)
+        self.assertEqual((dt.placements(made), made.dtype, made.requires_grad), ("RR", self.d.dtype, True))
+        self.assertTrue(torch.equal(dt.full_tensor(made), torch.tensor([[1.0, 2.0], [3.0, 4.0]]).to(self.d.dtype)))
+        self.assertEqual(dt.placements(self.d.new_tensor(self.d, dtype=torch.double)), "S(0)S(1)")
+        self.assertTrue(torch.equal(self.x.new_tensor([1, 2]), torch.tensor([1, 2]).to(self.x.dtype)))
+
+    def test_truncated_normal_initialization(self):
+        whole = dt.full_tensor(nn.init.trunc_normal_(self.d.detach().clone(), 0.0, 1.0, -0.5, 0.25))
+        self.assertTrue(-0.5 <= whole.min() < whole.max() <= 0.25)
+
     def test_save_and_load(self):
         model = shard_in_place(LanguageModel().double(), self.mesh, TENSOR_PARALLEL)
         contents = {
