@@ -203,6 +203,19 @@ class TrainTest(unittest.TestCase):
 
         self.check(torch.optim.AdamW, shard)
 
+    def test_results_that_meta_kernels_of_python_describe_otherwise(self):
+        x = torch.randn(4, 3, 5, 6).to(memory_format=torch.channels_last)
+        weight = torch.randn(2, 3, 3, 3)
+        got = F.conv2d(dt.distribute(x, self.mesh, "S(0)R").to(memory_format=torch.channels_last), dt.distribute(weight, self.mesh, "RR"))
+        want = F.conv2d(x, weight)
+        self.assertEqual(got.stride(), want.stride())
+        torch.testing.assert_close(dt.full_tensor(got), want)
+        scores, classes = torch.randn(7), torch.tensor([1, 3, -1, 0, 0, 0, 0])
+        got = F.multilabel_margin_loss(
+            dt.distribute(scores, self.mesh, "S(0)R"), dt.distribute(classes, self.mesh, "RR"), reduction="none"
+        )
+        torch.testing.assert_close(dt.full_tensor(got), F.multilabel_margin_loss(scores, classes, reduction="none"))
+
     def test_multihead_attention_module(self):
         x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.double)
         plain = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).double()
