@@ -156,6 +156,15 @@ class Deriver {
     return std::nullopt;
   }
 
+  // Whether the dims with the factor have no elements.
+  bool is_empty(int factor) const {
+    for (size_t i = 0; i < rule_.inputs.size(); ++i) {
+      const int d = call_.inputs[i] ? dim_of(rule_.inputs[i], factor) : -1;
+      if (d >= 0 && call_.inputs[i]->sizes()[d] == 0) return true;
+    }
+    return false;
+  }
+
   // Gives every tensor with the factor the placement that `split` makes for the factor's dim; nothing if it is blocked.
   template <typename Split>
   std::optional<DimStrategy> split(int factor, const Split& split) const {
@@ -177,11 +186,14 @@ class Deriver {
     }
     if (!in_input) return std::nullopt;
     const std::optional<ReduceOp> op = contraction(factor);
+    const bool empty = is_empty(factor);
     for (size_t o = 0; o < rule_.outputs.size(); ++o) {
       int d = dim_of(rule_.outputs[o], factor);
       if (d >= 0) {
         s.outputs[o] = split(d);
         in_output = true;
+      } else if (op && empty) {
+        // Nothing is reduced: every rank has the result.
       } else if (op) {
         s.outputs[o] = Partial(*op);
         contracted = true;
@@ -273,7 +285,9 @@ FactorRule pointwise(const OpCall& call, int num_outputs) {
     Factors factors;
     for (int64_t d = 0; input && d < input->ndim(); ++d) {
       const int64_t factor = d + ndim - input->ndim();
-      factors.push_back(input->sizes()[d] == sizes[factor] ? static_cast<int>(factor) : kNoFactor);
+      // Of a single element that is broadcast to none, nothing is needed.
+      const bool has_factor = input->sizes()[d] == sizes[factor] || sizes[factor] == 0;
+      factors.push_back(has_factor ? static_cast<int>(factor) : kNoFactor);
     }
     rule.inputs.push_back(std::move(factors));
   }
@@ -308,32 +322,6 @@ FactorRule reduction(const OpCall& call, int input, const std::vector<int64_t>& 
     rule.passthroughs.push_back({{input}, *op, *op, PartialSemantics::kCopy});
   }
   return rule;
-}
-
-Flops flops(const FactorRule& rule) {
-  // Factors that a product sums over.
-  const auto is_product = [&](const FactorRule::Contraction& c) {
-    return std::any_of(rule.terms.begin(), rule.terms.end(), [&](const std::vector<int>& term) {
-      return std::count_if(term.begin(), term.end(), [&](int i) { return dim_of(rule.inputs[i], c.factor) >= 0; }) > 1;
-    });
-  };
-  if (std::none_of(rule.contractions.begin(), rule.contractions.end(), is_product)) return {};
-  absl::InlinedVector<absl::InlinedVector<int, 4>, 4> factors;
-  for (const Factors& of_input : rule.inputs) factors.emplace_back(of_input.begin(), of_input.end());
-  return [factors = std::move(factors)](const std::vector<Shape>& inputs) {
-    absl::InlinedVector<int64_t, 8> sizes;  // by factor
-    for (size_t i = 0; i < factors.size(); ++i) {
-      for (size_t d = 0; d < inputs[i].size(); ++d) {
-        const int factor = factors[i][d];
-        if (factor < 0) continue;
-        if (factor >= static_cast<int>(sizes.size())) sizes.resize(static_cast<size_t>(factor) + 1, 1);
-        sizes[factor] = inputs[i][d];
-      }
-    }
-    double product = 2;
-    for (const int64_t size : sizes) product *= static_cast<double>(size);
-    return product;
-  };
 }
 
 OpRule factor_op(std::function<FactorRule(const OpCall&)> rule) {
