@@ -104,7 +104,7 @@ std::optional<Move> constant_pad(const Arguments& args, at::IntArrayRef sizes) {
                    [](int64_t n, int64_t before, int64_t after) { return std::optional(padded(n, before, after)); });
   if (!move) return move;
   move->fill = args["value"].toScalar();
-  if (!move->fill.equal(0)) move->passing = Passing::kNone;
+  if (adds_places(args["pad"].toIntVector()) && !move->fill.equal(0)) move->passing = Passing::kNone;
   return move;
 }
 

@@ -1,6 +1,6 @@
 // Upsampling of sharded dims by a whole factor: each rank fetches the elements from which its part of the result is
-// interpolated, and the layout stays. Where sizes divide, nearest neighbours move nothing. Other factors, aligned
-// corners and antialiasing follow the rule.
+// interpolated, and the layout stays. Where sizes divide, nearest neighbours move nothing, nor does a factor of 1.
+// Other factors, aligned corners and antialiasing follow the rule.
 #include <ATen/ops/constant_pad_nd.h>
 #include <c10/util/accumulate.h>
 
@@ -47,17 +47,19 @@ std::optional<std::vector<SpreadDim>> shared_dims(const Arguments& args, const S
   const std::vector<int64_t> output = args["output_size"].toIntVector();
   const size_t n = output.size();
   if (n < 1 || n > 3 || input.size() != n + 2 || split.ndim() != static_cast<int64_t>(n + 2)) return std::nullopt;
-  if (args["align_corners"].isBool() && args["align_corners"].toBool()) return std::nullopt;
+  const bool aligns = args["align_corners"].isBool() && args["align_corners"].toBool();
   std::vector<SpreadDim> dims;
   for (size_t k = 0; k < n; ++k) {
     const auto d = static_cast<int64_t>(k + 2);
     if (cutting_mesh_dims(split, {d}).empty()) continue;
     if (input[d] < 1 || output[k] < 1 || output[k] % input[d] != 0) return std::nullopt;
     const int64_t factor = output[k] / input[d];
+    if (factor != 1 && aligns) return std::nullopt;
     const c10::IValue& given = args[factor_name(n, k)];
     if (given.isDouble() && given.toDouble() != static_cast<double>(factor)) return std::nullopt;
     if (reach == 0 && !finds_nearest(factor, output[k])) return std::nullopt;
-    dims.push_back({d, input[d], output[k], factor, -reach * factor, (2 * reach + 1) * factor});
+    const int64_t needed = factor == 1 ? 0 : reach;  // by 1, every place has the element of its index
+    dims.push_back({d, input[d], output[k], factor, -needed * factor, (2 * needed + 1) * factor});
   }
   if (dims.empty() || !has_runs_along(split, numbers_of(dims))) return std::nullopt;
   return dims;

@@ -34,7 +34,7 @@ constexpr MarginLoss kMarginLosses[] = {
 };
 
 template <size_t kIndex>
-const char* equation(const OpCall& call) {
+std::string equation(const OpCall& call) {
   const MarginLoss& loss = kMarginLosses[kIndex];
   if (call.input("self")->ndim() <= 1) {
     if (call.input("target")->ndim() == 0) return call.input("self")->ndim() == 0 ? loss.number : loss.one_row;

@@ -53,12 +53,12 @@ bool has_vectors_as_sides(const OpCall& call) {
   return b.size() == 1 || (a.size() == b.size() + 1 && std::equal(b.begin(), b.end(), a.begin()));
 }
 
-const char* solve_equation(const OpCall& call) {
+std::string solve_equation(const OpCall& call) {
   if (has_vectors_as_sides(call)) return "...MN,...K->...K,...MN,...M,...";
   return call.get_bool("left") ? "...MN,...Pc->...Pc,...MN,...M,..." : "...MN,...cQ->...cQ,...MN,...M,...";
 }
 // "gels" assumes full rank, and so does not return it.
-const char* least_squares_equation(const OpCall& call) {
+std::string least_squares_equation(const OpCall& call) {
   const auto& driver = call.arg("driver");
   const bool ranked =
       driver.isNone() ? call.mesh.world().device_type() == c10::DeviceType::CPU : driver.toStringRef() != "gels";
@@ -67,10 +67,10 @@ const char* least_squares_equation(const OpCall& call) {
 }
 
 // Right hand sides are columns, or rows if the unknown is on the left.
-const char* factored_equation(const OpCall& call) {
+std::string factored_equation(const OpCall& call) {
   return call.get_bool("left") ? "...MN,...K,...Pc->...Pc" : "...MN,...K,...cQ->...cQ";
 }
-const char* triangular_equation(const OpCall& call) {
+std::string triangular_equation(const OpCall& call) {
   return call.get_bool("left") ? "...MN,...Pc->...Pc" : "...MN,...cQ->...cQ";
 }
 

@@ -37,7 +37,7 @@ OutputMetas cudnn_sampler_metas(const OpCall& call) {
   return contiguous_metas({self.sizes()[0], self.sizes()[1], grid.sizes()[1], grid.sizes()[2]}, {self.dtype()});
 }
 
-const char* affine_grid_equation(const OpCall& call) {
+std::string affine_grid_equation(const OpCall& call) {
   return call.get_ints("size")->size() == 5 ? "nAB->nOPQT" : "nAB->nPQT";
 }
 
@@ -66,20 +66,21 @@ const CoreDimsOp kPooling[] = {
     {"aten::max_unpool3d", "...DHW,...DHW->...OPQ", "self"},
 };
 
-const CoreDimsOp kPadding[] = {
-    {"aten::reflection_pad1d", "...W->...Q", "self"},
-    {"aten::reflection_pad1d_backward", "...Q,...W->...W", "grad_output"},
-    {"aten::reflection_pad2d", "...HW->...PQ", "self"},
-    {"aten::reflection_pad2d_backward", "...PQ,...HW->...HW", "grad_output"},
-    {"aten::reflection_pad3d", "...DHW->...OPQ", "self"},
-    {"aten::reflection_pad3d_backward", "...OPQ,...DHW->...DHW", "grad_output"},
-    {"aten::replication_pad1d", "...W->...Q", "self"},
-    {"aten::replication_pad1d_backward", "...Q,...W->...W", "grad_output"},
-    {"aten::replication_pad2d", "...HW->...PQ", "self"},
-    {"aten::replication_pad2d_backward", "...PQ,...HW->...HW", "grad_output"},
-    {"aten::replication_pad3d", "...DHW->...OPQ", "self"},
-    {"aten::replication_pad3d_backward", "...OPQ,...DHW->...DHW", "grad_output"},
-};
+// Dims to which no padding is added may be split. The padding of the last dim comes first.
+std::string padding_equation(const OpCall& call) {
+  const std::vector<int64_t> padding = *call.get_ints("padding");
+  std::string self = "...", padded = "...";
+  for (size_t k = padding.size() / 2; k-- > 0;) {
+    const bool stays = padding[2 * k] == 0 && padding[2 * k + 1] == 0;
+    const auto letter = static_cast<char>('a' + k);
+    self += stays ? letter : static_cast<char>('A' + k);
+    padded += stays ? letter : static_cast<char>('P' + k);
+  }
+  return call.has_arg("grad_output") ? padded + "," + self + "->" + self : self + "->" + padded;
+}
+
+constexpr const char* kPadding[] = {"reflection_pad1d",  "reflection_pad2d",  "reflection_pad3d",
+                                    "replication_pad1d", "replication_pad2d", "replication_pad3d"};
 
 const CoreDimsOp kSampling[] = {
     {"aten::grid_sampler_2d", "ncHW,npqT->ncpq", "input"},
@@ -158,7 +159,12 @@ void pad_circular_by_pieces(const c10::OperatorHandle& op, torch::jit::Stack& st
 
 const RuleFamily image_rules("images", [](RuleRegistry& registry) {
   for (const CoreDimsOp& op : kPooling) add_core_dims(registry, op);
-  for (const CoreDimsOp& op : kPadding) add_core_dims(registry, op);
+  for (const char* op : kPadding) {
+    const std::string name = std::string("aten::") + op;
+    add_core_dims(registry, {.op = name, .equation = "", .linear = "self", .choose = padding_equation});
+    add_core_dims(registry,
+                  {.op = name + "_backward", .equation = "", .linear = "grad_output", .choose = padding_equation});
+  }
   for (const CoreDimsOp& op : kSampling) add_core_dims(registry, op);
   for (const Interpolation& op : kInterpolations) {
     const std::string name = std::string("aten::") + op.op;

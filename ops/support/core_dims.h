@@ -34,7 +34,7 @@ struct CoreDimsOp {
       {};                    // metadata of the results; unset: from ATen, or from a trial on small tensors
   bool needs_trial = false;  // the meta kernel, which Python has, gives other shapes than the operator
   bool any_size = false;     // core dims may have any size, so that the trial uses small ones
-  const char* (*choose)(const OpCall&) =
+  std::string (*choose)(const OpCall&) =
       nullptr;  // chooses the equation where it depends on more than the number of dims
   char aside =
       0;  // a small letter of which results without it are independent, instead of sums over it: right hand sides

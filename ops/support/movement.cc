@@ -70,6 +70,10 @@ void takes_nothing_if_empty(OpRule& rule) {
   };
 }
 
+bool adds_places(const std::vector<int64_t>& pad) {
+  return std::any_of(pad.begin(), pad.end(), [](int64_t n) { return n > 0; });
+}
+
 size_t stack_index(const LocalCall& call, const std::string& name) {
   return static_cast<size_t>(call.op.schema().argumentIndexWithName(name).value());
 }

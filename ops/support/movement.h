@@ -48,6 +48,9 @@ std::function<void(const LocalCall&, torch::jit::Stack&)> with_local_sizes(const
 // Index on the stack of an argument, for OpRule::local.
 size_t stack_index(const LocalCall& call, const std::string& name);
 
+// Whether padding by these numbers of places, negative ones cut off, adds any.
+bool adds_places(const std::vector<int64_t>& pad);
+
 // Ends a local computation: leaves `result` on the stack, copied into the written argument if the operator has one.
 void leave_result(const LocalCall& call, torch::jit::Stack& stack, at::Tensor result);
 

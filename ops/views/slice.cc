@@ -157,7 +157,8 @@ FactorRule constant_pad_nd(const OpCall& call, bool one_rank) {
   for (size_t k = 0; k < pad.size(); ++k) {
     if (pad[k] != 0 && !one_rank) dims.at(dims.size() - 1 - k / 2) = kNoFactor;
   }
-  return movement(call, dims, 1, call.arg("value").toScalar().equal(0) ? Passing::kAll : Passing::kNone);
+  const bool fills = adds_places(pad) && !call.arg("value").toScalar().equal(0);
+  return movement(call, dims, 1, fills ? Passing::kNone : Passing::kAll);
 }
 
 // Rows and columns may both be cut: the diagonal moves with the part.

@@ -10,12 +10,12 @@
 #include <ATen/ops/take_along_dim.h>
 #include <ATen/ops/zeros.h>
 
-#include <functional>
 #include <vector>
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
+#include "tests/ops/silent_compare.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 #include "tests/testing/traffic.h"
@@ -25,17 +25,6 @@ namespace {
 
 using at::Tensor;
 using Ints = std::vector<int64_t>;
-
-struct MeshLayout {
-  Ints mesh;
-  Placements placements;
-
-  DeviceMesh make_mesh() const {
-    int64_t ranks = 1;
-    for (const int64_t n : mesh) ranks *= n;
-    return DeviceMesh(World::local(ranks), mesh);
-  }
-};
 
 // Of a dim of 12, or less.
 std::vector<MeshLayout> split_layouts() {
@@ -52,7 +41,6 @@ std::vector<MeshLayout> layouts_on_one_rank() {
   return {{{1}, {Shard(0)}}, {{1}, {StridedShard(0, 3)}}, {{1, 3}, {Shard(0), Shard(1)}}};
 }
 
-using OneToOne = std::function<Tensor(const Tensor&)>;
 struct SilentCase {
   const char* name;
   OneToOne fn;
@@ -189,31 +177,6 @@ std::vector<SilentCase> silent_cases() {
   };
 }
 
-void compare_silently(const OneToOne& fn, const MeshLayout& layout, const Ints& sizes, bool keeps, bool is_cached) {
-  const DeviceMesh mesh = layout.make_mesh();
-  CAPTURE(mesh.to_string(), to_string(layout.placements), is_cached);
-  const Tensor plain = at::randn(sizes, at::kDouble).requires_grad_();
-  const Tensor x = distribute_tensor(plain.detach(), mesh, layout.placements).requires_grad_();
-  if (is_cached) fn(x);
-  const Tensor expected = fn(plain);
-  Tensor y;
-  CHECK(traffic([&] { y = fn(x); }) == Traffic{0, 0});
-  CHECK(traffic([&] { y.eq(0); }) == Traffic{0, 0});  // reads it
-  CHECK(difference(y.detach(), expected.detach()).value_or("") == "");
-  if (keeps) CHECK(DTensor(y).placements() == layout.placements);
-  if (!expected.requires_grad()) return;
-  const Tensor seed = at::randn(expected.sizes(), at::kDouble);
-  const Tensor seed_of_y = lay_out(seed, mesh, DTensor(y).placements());
-  expected.backward(seed);
-  CHECK(traffic([&] { y.backward(seed_of_y); }) == Traffic{0, 0});
-  CHECK(difference(x.grad(), plain.grad()).value_or("") == "");
-}
-
-// With decisions that are made now, and that are cached.
-void compare_silently(const OneToOne& fn, const MeshLayout& layout, const Ints& sizes, bool keeps) {
-  for (const bool is_cached : {false, true}) compare_silently(fn, layout, sizes, keeps, is_cached);
-}
-
 TEST_CASE("nothing moves where an operator takes nothing of a split dim, or all of it", "[ops][halo]") {
   for (const SilentCase& c : silent_cases()) {
     CAPTURE(c.name);
@@ -272,6 +235,13 @@ TEST_CASE("nothing moves: writes to empty views, and Partials without elements",
             x.split_with_sizes({0, 12}, 0)[0].add_(1);
           }) == Traffic{0, 0});
     CHECK(difference(x, plain).value_or("") == "");
+  }
+  // A fill that fills no place leaves addends as they are.
+  const Tensor addends = lay_out(at::randn({12, 5}, at::kDouble), DeviceMesh(World::local(2), {2}), {Partial()});
+  for (const Ints& pad : {Ints{}, Ints{0, 0, 0, 0}, Ints{-1, 0, 0, -2}}) {
+    Tensor same;
+    CHECK(traffic([&] { same = at::constant_pad_nd(addends, pad, 2); }) == Traffic{0, 0});
+    CHECK(DTensor(same).placements() == Placements{Partial()});
   }
   // A gradient without elements is not added up, nor is what it becomes.
   const DeviceMesh mesh(World::local(4), {4});
