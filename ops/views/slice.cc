@@ -85,9 +85,34 @@ OutputDims whole_dims(const OpCall& call, bool one_rank) {
   return with_whole(same_dims(ndim(call)), dims);
 }
 
+// Windows of one element each, which become a new last dim, leave the dim as it is.
+bool is_unsqueezed(int64_t size, int64_t step) { return size == 1 && step == 1; }
+
 OutputDims unfold(const OpCall& call, bool one_rank) {
+  const int64_t dim = dim_arg(call, "dimension"), size = call.get_int("size");
   const OutputDims dims = same_dims(ndim(call));
-  return with_new(one_rank ? dims : with_whole(dims, {dim_arg(call, "dimension")}), ndim(call));
+  if (one_rank || is_unsqueezed(size, call.get_int("step"))) return with_new(dims, ndim(call));
+  OutputDims windows = with_new(with_whole(dims, {dim}), ndim(call));
+  const bool is_single = dim < ndim(call) && size == call.inputs[0]->sizes()[dim];
+  if (is_single) windows.back() = static_cast<int>(dim);
+  return windows;
+}
+
+// The local computation of unfold() where the dim is cut.
+void unfold_locally(OpRule& rule) {
+  rule.local = [](const LocalCall& call, torch::jit::Stack& stack) {
+    const at::Tensor part = stack[0].toTensor();
+    const int64_t dim = wrap_dim(stack[stack_index(call, "dimension")].toInt(), part.dim());
+    c10::IValue& size = stack[stack_index(call, "size")];
+    if (!is_cut(*call.inputs[0], dim)) return call.op.callBoxed(stack);
+    if (!is_unsqueezed(size.toInt(), stack[stack_index(call, "step")].toInt())) {
+      size = part.size(dim);
+    } else if (part.size(dim) == 0) {  // has no window of one
+      return leave_result(call, stack, part.unsqueeze(-1));
+    }
+    call.op.callBoxed(stack);
+  };
+  takes_nothing_if_empty(rule);
 }
 
 // The sizes of results without elements follow from the whole input.
@@ -98,8 +123,27 @@ void is_empty_by_sizes(OpRule& rule) {
 }
 
 OutputDims unfold_backward(const OpCall& call, bool one_rank) {
-  const int64_t n = static_cast<int64_t>(call.get_ints("input_sizes").value_or(std::vector<int64_t>{}).size());
-  return one_rank ? same_dims(n) : with_whole(same_dims(n), {wrap_dim(call.get_int("dim"), n)});
+  const std::vector<int64_t> sizes = call.get_ints("input_sizes").value_or(std::vector<int64_t>{});
+  const auto n = static_cast<int64_t>(sizes.size());
+  const int64_t dim = wrap_dim(call.get_int("dim"), n), size = call.get_int("size");
+  if (one_rank || is_unsqueezed(size, call.get_int("step"))) return same_dims(n);
+  OutputDims dims = with_whole(same_dims(n), {dim});
+  if (dim < n && size == sizes[dim]) dims[dim] = static_cast<int>(n);
+  return dims;
+}
+
+void unfold_backward_locally(OpRule& rule) {
+  rule.local = [otherwise = std::move(rule.local)](const LocalCall& call, torch::jit::Stack& stack) {
+    const Spec& result = *call.outputs[0];
+    const int64_t dim = wrap_dim(stack[stack_index(call, "dim")].toInt(), result.ndim());
+    if (!is_cut(result, dim)) return otherwise(call, stack);
+    const Shape own = result.local_shape(call.i);
+    if (own[dim] == 0)  // has no window of one
+      return leave_result(call, stack, stack[0].toTensor().new_empty(at::IntArrayRef(own.data(), own.size())));
+    c10::IValue& size = stack[stack_index(call, "size")];
+    if (size.toInt() == result.sizes()[dim]) size = own[dim];
+    otherwise(call, stack);
+  };
 }
 
 OutputDims diagonal(const OpCall& call, bool /*one_rank*/) {
@@ -227,8 +271,13 @@ const RuleFamily slice_rules("slice", [](RuleRegistry& registry) {
       {{"aten::slice.Tensor", "aten::slice_copy.Tensor"}, slice, nullptr, nullptr, Passing::kAll, slice_at_borders},
       {{"aten::slice_backward"}, slice_backward, "input_sizes", nullptr, Passing::kAll, slice_backward_at_borders},
       {{"aten::narrow_copy"}, narrow_copy, nullptr, nullptr, Passing::kAll, narrow_locally},
-      {{"aten::unfold", "aten::unfold_copy"}, unfold, nullptr, nullptr, Passing::kAll, is_empty_by_sizes},
-      {{"aten::unfold_backward"}, unfold_backward, "input_sizes", input_sizes_metas, Passing::kLinear},
+      {{"aten::unfold", "aten::unfold_copy"}, unfold, nullptr, nullptr, Passing::kAll, unfold_locally},
+      {{"aten::unfold_backward"},
+       unfold_backward,
+       "input_sizes",
+       input_sizes_metas,
+       Passing::kLinear,
+       unfold_backward_locally},
       {{"aten::diagonal", "aten::diagonal_copy"}, diagonal, nullptr, nullptr, Passing::kAll, is_empty_by_sizes},
       {{"aten::diagonal_backward"}, to_diagonal, "input_sizes"},
       {{"aten::diag_embed"}, to_diagonal},

@@ -8,6 +8,7 @@
 #include <ATen/ops/slice_copy.h>
 #include <ATen/ops/slice_scatter.h>
 #include <ATen/ops/take_along_dim.h>
+#include <ATen/ops/unfold_copy.h>
 #include <ATen/ops/zeros.h>
 
 #include <vector>
@@ -113,6 +114,10 @@ std::vector<SilentCase> silent_cases() {
       {"index_put", [](T x) { return x.index_put({zeros_as_indices(x, {0})}, x.slice(0, 0, 0)); }, {12, 5}, true},
       {"put", [](T x) { return x.put(zeros_as_indices(x, {0}), x.slice(0, 0, 0).reshape({0})); }, {12, 5}, true},
       {"unfold to windows of nothing", [](T x) { return x.unfold(0, 0, 1); }},
+      {"unfold to one window", [](T x) { return x.unfold(0, 12, 2); }},
+      {"unfold to windows of one", [](T x) { return x.unfold(0, 1, 1); }, {12, 5}, true},
+      {"unfold_copy to one window", [](T x) { return at::unfold_copy(x, 0, 12, 20); }},
+      {"unfold_copy to windows of one", [](T x) { return at::unfold_copy(x, -2, 1, 1); }, {12, 5}, true},
       {"crop of all",
        [](T x) {
          return at::constant_pad_nd(x, {0, 0, -5, -7}, 2);
@@ -223,7 +228,7 @@ TEST_CASE("nothing moves, and the layout stays, where one rank has all of a dim"
   }
 }
 
-TEST_CASE("nothing moves: writes to empty views, and Partials without elements", "[ops][halo]") {
+TEST_CASE("nothing moves: writes to views of nothing or all, and Partials without elements", "[ops][halo]") {
   for (const MeshLayout& layout : split_layouts()) {
     const DeviceMesh mesh = layout.make_mesh();
     CAPTURE(mesh.to_string(), to_string(layout.placements));
@@ -234,6 +239,13 @@ TEST_CASE("nothing moves: writes to empty views, and Partials without elements",
             x.unfold(0, 0, 1).zero_();
             x.split_with_sizes({0, 12}, 0)[0].add_(1);
           }) == Traffic{0, 0});
+    CHECK(difference(x, plain).value_or("") == "");
+    for (const Tensor& t : {plain, x}) {
+      CHECK(traffic([&] {
+              t.unfold(0, 12, 1).add_(1);
+              t.unfold(0, 1, 1).mul_(2);
+            }) == Traffic{0, 0});
+    }
     CHECK(difference(x, plain).value_or("") == "");
   }
   // A fill that fills no place leaves addends as they are.

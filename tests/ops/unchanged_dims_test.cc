@@ -119,5 +119,12 @@ TEST_CASE("nothing moves: pieces of whole blocks, and of none", "[ops]") {
   }
 }
 
+TEST_CASE("nothing moves: windows of a single number", "[ops]") {
+  const MeshLayout layout{{2}, {Replicate()}};
+  for (const int64_t size : {0, 1}) {
+    compare_silently([&](const Tensor& x) { return x.unfold(0, size, 2); }, layout, {}, false);
+  }
+}
+
 }  // namespace
 }  // namespace dtensor::testing
