@@ -53,7 +53,7 @@ void StepSearch::add_landings(const DeviceMesh& mesh, const Placements& from, co
 
 StepSearch::StepSearch(const DeviceMesh& mesh, const TensorMeta& meta, const Placements& from, const Placements& to,
                        const CostModel& cost, const Limits& limits, bool helpers, bool complete)
-    : pricer_(mesh, meta, cost, limits), geometry_(pricer_.geometry), cost_(cost), fixed_(placement_pointers(from)) {
+    : pricer_(mesh, meta, cost, limits), geometry_(pricer_.geometry), cost_(cost), layout_(placement_pointers(from)) {
   bool reduces = false;
   int64_t changing = 0;
   for (size_t m = 0; m < from.size(); ++m) {
@@ -98,11 +98,10 @@ StepSearch::StepSearch(const DeviceMesh& mesh, const TensorMeta& meta, const Pla
 }
 
 const PlacementPointers& StepSearch::layout_of(State state) {
-  scratch_ = fixed_;
   for (size_t i = 0; i < changing_.size(); ++i) {
-    scratch_[changing_[i].mesh_dim] = changing_[i].choices[choice(state, static_cast<int>(i))];
+    layout_[changing_[i].mesh_dim] = changing_[i].choices[choice(state, static_cast<int>(i))];
   }
-  return scratch_;
+  return layout_;
 }
 
 Placements StepSearch::placements(State state) {

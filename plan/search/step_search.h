@@ -112,8 +112,7 @@ class StepSearch {
   const Placement replicate_;
   std::vector<Placement> landings_;  // that choices point to
   absl::InlinedVector<Changing, 4> changing_;
-  PlacementPointers fixed_;
-  PlacementPointers scratch_;
+  PlacementPointers layout_;  // what layout_of() returned last; mesh dims that do not change have one placement
   State target_ = 0;
   State reduced_target_ = 0;          // the target before fills
   bool leaves_nodes_ = false;         // shards change on a mesh dim between nodes
