@@ -249,15 +249,25 @@ void count_pair(const std::string& name, const Call& plain, const Call& ours) {
   count_instructions(name, ours);
 }
 
+Call linear_with_gradient(const Make& make, const Make& replicated) {
+  return [x = make({2, 4, 8}), w = replicated({8, 8}).requires_grad_()] { at::linear(x, w); };
+}
+
 void count_operators() {
   const Layout layout = layouts()[1];
-  const Make make = maker(layout.mesh, layout.placements);
+  const Make make = maker(layout.mesh, layout.placements), replicated = replicated_maker(layout.mesh);
+  const auto count_one = [&](const Operator& op) {
+    count_pair(op.name, op.call(make_plain, make_plain), op.call(make, replicated));
+  };
   {
     const at::NoGradGuard no_grad;
-    for (const Operator& op : operators()) {
-      count_pair(op.name, op.call(make_plain, make_plain), op.call(make, replicated_maker(layout.mesh)));
+    for (const Operator& op : operators()) count_one(op);
+    for (const Operator& op : composites()) {
+      if (op.name == "reshape") count_one(op);
     }
   }
+  count_pair("linear with gradients", linear_with_gradient(make_plain, make_plain),
+             linear_with_gradient(make, replicated));
   count_pair("20 operators, forward", forward(make_plain), forward(make));
 }
 

@@ -59,6 +59,8 @@ class Spec {
   }
   bool is_replicated() const { return replicated_; }
   bool has_partial() const { return partial_; }
+  // Whether a dim is sharded in parts of several sizes. Not one of size 1, which is on one rank.
+  bool has_uneven_shards() const { return uneven_; }
 
   // The part of the i-th of mesh().local_ranks(); of any rank of the mesh.
   Part local_layout(int64_t i) const;
@@ -85,7 +87,7 @@ class Spec {
   Placements placements_;
   TensorMeta meta_;
   uint64_t id_ = 0;
-  bool replicated_ = false, partial_ = false;
+  bool replicated_ = false, partial_ = false, uneven_ = false;
   mutable std::atomic<int64_t> max_local_bytes_{-1};  // computed at the first use
   mutable std::atomic<const internal::SizedImpl*> sized_impl_{nullptr};
   friend struct internal::SpecInterner;

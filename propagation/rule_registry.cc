@@ -42,7 +42,7 @@ bool is_pointwise(const c10::OperatorHandle& op) {
 struct RuleRegistry::State {
   mutable std::mutex mutex;
   std::map<std::string, std::shared_ptr<const OpRule>> rules;
-  absl::flat_hash_map<std::string, Handler> handlers;
+  absl::flat_hash_map<std::string, FoundHandler> handlers;
   const Family* family = nullptr;  // the family that is being added; null: the program adds its own
   std::map<std::pair<std::string, Entry::Kind>, const Family*> owners;
   std::shared_ptr<const OpRule> default_pointwise;
@@ -159,15 +159,21 @@ std::shared_ptr<const OpRule> RuleRegistry::find(const c10::OperatorHandle& op) 
 void RuleRegistry::add_handler(const std::string& op, Handler handler) {
   std::lock_guard<std::mutex> lock(state_->mutex);
   state_->own(op, Entry::Kind::kHandler);
-  state_->handlers[op] = handler;
+  state_->handlers[op] = {handler};
 }
 
-Handler RuleRegistry::find_handler(const c10::OperatorHandle& op) const {
+void RuleRegistry::add_handler_of_uneven(const std::string& op, Handler handler) {
+  std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->own(op, Entry::Kind::kHandler);
+  state_->handlers[op] = {handler, /*uneven_only=*/true};
+}
+
+RuleRegistry::FoundHandler RuleRegistry::find_handler(const c10::OperatorHandle& op) const {
   std::lock_guard<std::mutex> lock(state_->mutex);
   for (const std::string& name : {c10::toString(op.operator_name()), op.schema().name()}) {
     if (auto it = state_->handlers.find(name); it != state_->handlers.end()) return it->second;
   }
-  return nullptr;
+  return {};
 }
 
 std::vector<RuleRegistry::Entry> RuleRegistry::entries() const {

@@ -50,7 +50,13 @@ class RuleRegistry {
   // Names as for add(). An operator with a handler may have a rule, too, for the handler's own use. Add it before the
   // operator is first called.
   void add_handler(const std::string& op, Handler handler);
-  Handler find_handler(const c10::OperatorHandle& op) const;  // null: none
+  // The same for a composite operator, whose own code runs unless an argument has uneven shards.
+  void add_handler_of_uneven(const std::string& op, Handler handler);
+  struct FoundHandler {
+    Handler handler = nullptr;  // null: none
+    bool uneven_only = false;
+  };
+  FoundHandler find_handler(const c10::OperatorHandle& op) const;
 
  private:
   RuleRegistry();

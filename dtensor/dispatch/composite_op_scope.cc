@@ -13,22 +13,38 @@ thread_local const CompositeOpScope* innermost = nullptr;
 
 }  // namespace
 
-CompositeOpScope::CompositeOpScope(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args)
-    : op_(op), around_(innermost) {
-  bool given_plain = false;
-  any_tensor(args, [&](const at::Tensor& t) {
-    if (is_dtensor(t)) {
-      if (!mesh_.defined()) mesh_ = spec_of(t)->mesh();
-    } else if (t.defined()) {
-      given_.push_back(t.unsafeGetTensorImpl());
-      given_plain = given_plain || !counts_as_number(t);
-    }
-    return false;
-  });
+bool CompositeOpScope::is_plain_of_user(const at::Tensor& t) {
+  if (is_dtensor(t)) {
+    if (!mesh_.defined()) mesh_ = spec_of(t)->mesh();
+  } else if (t.defined()) {
+    given_.push_back(t.unsafeGetTensorImpl());
+    return !counts_as_number(t);
+  }
+  return false;
+}
+
+void CompositeOpScope::begin(bool given_plain) {
   // Inside other library code, plain arguments may have been made there.
   makes_plain_ = around_ != nullptr ? around_->makes_plain_ : !given_plain;
   if (around_ == nullptr) factories_reach_us_.emplace(kDTensorKey);
   innermost = this;
+}
+
+CompositeOpScope::CompositeOpScope(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args)
+    : op_(op), around_(innermost) {
+  bool given_plain = false;
+  any_tensor(args, [&](const at::Tensor& t) {
+    given_plain |= is_plain_of_user(t);
+    return false;
+  });
+  begin(given_plain);
+}
+
+CompositeOpScope::CompositeOpScope(const c10::OperatorHandle& op, c10::ArrayRef<const at::Tensor*> tensors)
+    : op_(op), around_(innermost) {
+  bool given_plain = false;
+  for (const at::Tensor* t : tensors) given_plain |= is_plain_of_user(*t);
+  begin(given_plain);
 }
 
 CompositeOpScope::~CompositeOpScope() { innermost = around_; }

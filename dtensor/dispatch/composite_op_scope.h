@@ -24,6 +24,8 @@ namespace dtensor::internal {
 class CompositeOpScope {
  public:
   CompositeOpScope(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args);
+  // `tensors`: those among the arguments.
+  CompositeOpScope(const c10::OperatorHandle& op, c10::ArrayRef<const at::Tensor*> tensors);
   ~CompositeOpScope();
   CompositeOpScope(const CompositeOpScope&) = delete;
   CompositeOpScope& operator=(const CompositeOpScope&) = delete;
@@ -42,6 +44,9 @@ class CompositeOpScope {
   std::string called_operator() const;
 
  private:
+  bool is_plain_of_user(const at::Tensor& t);  // and notes its mesh, or that it was given
+  void begin(bool given_plain);
+
   const c10::OperatorHandle& op_;
   const CompositeOpScope* const around_;
   DeviceMesh mesh_;

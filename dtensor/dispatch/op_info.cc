@@ -61,7 +61,9 @@ OpInfo::OpInfo(const c10::OperatorHandle& handle) : op(handle), name(c10::toStri
   makes_tensor =
       !any_tensor && schema.returns().size() == 1 && schema.returns()[0].type()->kind() == c10::TypeKind::TensorType;
   pointwise = op.hasTag(at::Tag::pointwise);
-  handler = RuleRegistry::instance().find_handler(op);
+  const auto found = RuleRegistry::instance().find_handler(op);
+  handler = found.handler;
+  handles_uneven_only = found.uneven_only;
 }
 
 const OpInfo::Resolved& OpInfo::resolve_again() const {

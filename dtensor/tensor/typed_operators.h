@@ -7,6 +7,7 @@
 // must leave a call to the rule by what keys of decisions have (norm.cc does).
 #pragma once
 
+#include <ATen/ops/_unsafe_view_ops.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addcdiv_ops.h>
 #include <ATen/ops/addcmul_ops.h>
@@ -17,6 +18,7 @@
 #include <ATen/ops/div_ops.h>
 #include <ATen/ops/exp_ops.h>
 #include <ATen/ops/expand_ops.h>
+#include <ATen/ops/gelu_backward_ops.h>
 #include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/lerp_ops.h>
 #include <ATen/ops/linalg_vector_norm_ops.h>
@@ -29,12 +31,14 @@
 #include <ATen/ops/pow_ops.h>
 #include <ATen/ops/relu_ops.h>
 #include <ATen/ops/rsqrt_ops.h>
+#include <ATen/ops/sigmoid_backward_ops.h>
 #include <ATen/ops/sigmoid_ops.h>
 #include <ATen/ops/silu_ops.h>
 #include <ATen/ops/sqrt_ops.h>
 #include <ATen/ops/sub_ops.h>
 #include <ATen/ops/sum_ops.h>
 #include <ATen/ops/t_ops.h>
+#include <ATen/ops/tanh_backward_ops.h>
 #include <ATen/ops/tanh_ops.h>
 #include <ATen/ops/threshold_backward_ops.h>
 #include <ATen/ops/transpose_ops.h>
@@ -53,8 +57,9 @@ using TypedComputations =
               at::_ops::div__Tensor, at::_ops::div__Scalar, at::_ops::addcmul_, at::_ops::addcdiv_,
               at::_ops::lerp__Scalar, at::_ops::relu, at::_ops::relu_, at::_ops::sigmoid, at::_ops::tanh, at::_ops::exp,
               at::_ops::neg, at::_ops::sqrt, at::_ops::rsqrt, at::_ops::pow_Tensor_Scalar, at::_ops::gelu,
-              at::_ops::silu, at::_ops::threshold_backward, at::_ops::mm, at::_ops::bmm, at::_ops::addmm, at::_ops::sum,
-              at::_ops::sum_dim_IntList, at::_ops::mean, at::_ops::mean_dim, at::_ops::norm_Scalar,
+              at::_ops::silu, at::_ops::threshold_backward, at::_ops::sigmoid_backward, at::_ops::tanh_backward,
+              at::_ops::gelu_backward, at::_ops::_unsafe_view, at::_ops::mm, at::_ops::bmm, at::_ops::addmm,
+              at::_ops::sum, at::_ops::sum_dim_IntList, at::_ops::mean, at::_ops::mean_dim, at::_ops::norm_Scalar,
               at::_ops::linalg_vector_norm, at::_ops::detach>;
 
 // Those that autograd tracks as views. Each has all elements of its base, which a rank's part of it shares.

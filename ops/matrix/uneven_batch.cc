@@ -134,8 +134,8 @@ void matmul(const c10::OperatorHandle& op, Stack& stack) {
 }  // namespace
 
 const RuleFamily uneven_batch_handlers("uneven_batch", [](RuleRegistry& registry) {
-  registry.add_handler("aten::linear", linear);
-  registry.add_handler("aten::matmul", matmul);
+  registry.add_handler_of_uneven("aten::linear", linear);
+  registry.add_handler_of_uneven("aten::matmul", matmul);
 });
 
 }  // namespace dtensor::internal

@@ -15,6 +15,6 @@ fi
 python3 "$script" --no-worse "$@" >"$out" 2>"$err"
 check "no call takes more instructions than allowed" test $? = 0
 cat "$out"
-check "ten operators, 20 together and the redistributions were counted" test "$(grep -c 'instructions | ok$' "$out")" = 12
+check "twelve operators, 20 together and the redistributions were counted" test "$(grep -c 'instructions | ok$' "$out")" = 14
 
 finish

@@ -123,7 +123,7 @@ std::string table_of_others() {
     std::string name = op_name.name;
     if (name.back() == '_') name.pop_back();
     const bool composed = op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-    known[name] |= composed || registry.find(*op) != nullptr || registry.find_handler(*op) != nullptr;
+    known[name] |= composed || registry.find(*op) != nullptr || registry.find_handler(*op).handler != nullptr;
   }
   std::map<std::string, std::set<std::string>> by_reason;
   for (const auto& [name, is_known] : known) {

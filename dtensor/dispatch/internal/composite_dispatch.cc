@@ -5,8 +5,8 @@
 
 #include <optional>
 
-#include "dtensor/dispatch/composite_op_scope.h"
 #include "dtensor/dispatch/inner_calls.h"
+#include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
@@ -22,20 +22,6 @@ namespace {
 
 using torch::jit::Stack;
 
-// A composite may return a plain tensor that it made itself without any operator on distributed ones, for example for
-// empty inputs. Its results become distributed.
-void distribute_results(const CompositeOpScope& code, size_t num_results, Stack& stack) {
-  const auto made_here = [&](const at::Tensor& t) {
-    if (t.defined() && t.is_meta() && code.mesh().world().has_data()) return false;  // only a shape
-    return t.defined() && !is_dtensor(t) && !code.was_given(t) && !t.requires_grad() && t.layout() == c10::kStrided &&
-           t.unsafeGetTensorImpl()->storage().use_count() == 1;
-  };
-  for (size_t i = stack.size() - num_results; i < stack.size(); ++i) {
-    if (stack[i].isTensor() && made_here(stack[i].toTensor()))
-      stack[i] = replicate_copy(stack[i].toTensor(), code.mesh());
-  }
-}
-
 // In a MeshScope with plain arguments: tensors made by the operator's code stay plain.
 void run_on_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   keys = keys & kBelowThatKey;
@@ -44,14 +30,31 @@ void run_on_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   op.redispatchBoxed(keys.remove(kDTensorKey), stack);
 }
 
+bool needs_handler(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
+  return info.handler != nullptr &&
+         (!info.handles_uneven_only || any_tensor(args, [](const at::Tensor& t) { return has_uneven_shards(t); }));
+}
+
 }  // namespace
+
+bool has_uneven_shards(const at::Tensor& t) { return is_dtensor(t) && spec_of(t)->has_uneven_shards(); }
+
+// A composite may return a plain tensor that it made itself without any operator on distributed ones, for example for
+// empty inputs.
+at::Tensor distribute_result(const CompositeOpScope& inside, at::Tensor t) {
+  if (!t.defined() || is_dtensor(t) || !inside.is_outermost() || !inside.makes_plain()) return t;
+  if (t.is_meta() && inside.mesh().world().has_data()) return t;  // only a shape
+  const bool is_made_here = !inside.was_given(t) && !t.requires_grad() && t.layout() == c10::kStrided &&
+                            t.unsafeGetTensorImpl()->storage().use_count() == 1;
+  return is_made_here ? replicate_copy(t, inside.mesh()) : t;
+}
 
 void run_code_of_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto& schema = op.schema();
   const OpInfo& info = op_info(op);
   const CompositeOpScope inside(op, torch::jit::last(*stack, info.args.size()));
   if (info.has_outs && run_functional_form(info, *stack)) return;
-  if (info.handler != nullptr) {
+  if (needs_handler(info, torch::jit::last(*stack, info.args.size()))) {
     const WrittenResults written(info, *stack);
     const HandlerCall counted;
     info.handler(op, *stack);
@@ -59,8 +62,11 @@ void run_code_of_composite(const c10::OperatorHandle& op, c10::DispatchKeySet ke
   } else {
     op.redispatchBoxed(keys & kBelowThatKey, stack);
   }
-  if (inside.is_outermost() && inside.makes_plain() && !schema.is_mutable())
-    distribute_results(inside, schema.returns().size(), *stack);
+  if (schema.is_mutable()) return;
+  for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {
+    c10::IValue& result = (*stack)[i];
+    if (result.isTensor()) result = distribute_result(inside, result.toTensor());
+  }
 }
 
 void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {

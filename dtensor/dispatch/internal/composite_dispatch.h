@@ -9,6 +9,8 @@
 
 #include <optional>
 
+#include "dtensor/dispatch/composite_op_scope.h"
+
 namespace dtensor::internal {
 
 // The kernel of all of them.
@@ -16,15 +18,21 @@ void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torc
 // The same without styles and param_dtype. REQUIRES: an argument is distributed.
 void run_code_of_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// ------------------------------------------------------------ decided as one (typed_composites.cc)
-//
-// Some composite operators compute, from local tensors that stay where they are, the local tensors of their result:
-// linear, matmul, layer_norm. Their first call with given layouts runs the operators that it is composed of. If none of
-// these moves an input, the layout of the result is kept in the strategy cache, and further calls are one look-up and
-// the composite operator itself on the local tensors. Not for calls that autograd records: it would have to record the
-// operators one by one.
+// Whether `t` is distributed in parts of several sizes, for which some handlers are (OpInfo::handles_uneven_only).
+bool has_uneven_shards(const at::Tensor& t);
+// The result of a composite operator's code `inside`: distributed, also if the code has made it of no distributed one.
+at::Tensor distribute_result(const CompositeOpScope& inside, at::Tensor result);
 
-// The kernel with the operator's own signature; nullopt: it is decided by its parts.
+// ------------------------------------------------------------ with the operator's own signature (typed_composites.cc)
+//
+// Composite operators that models call often have typed kernels, which need no stack if the operator's own code is to
+// run on the arguments as they are. Some composite operators compute, from local tensors that stay where they are, the
+// local tensors of their result: linear, matmul, layer_norm. Their first call with given layouts runs the operators
+// that it is composed of. If none of these moves an input, the layout of the result is kept in the strategy cache, and
+// further calls are one look-up and the composite operator itself on the local tensors. Not for calls that autograd
+// records: it would have to record the operators one by one.
+
+// The kernel with the operator's own signature; nullopt: it has none.
 std::optional<c10::KernelFunction> typed_composite_kernel(const c10::OperatorHandle& op);
 // The same for a call that follows a style, after its inputs were moved. False: the stack is unchanged, and the call is
 // to be decided by its parts.

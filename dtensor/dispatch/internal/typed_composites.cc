@@ -1,18 +1,25 @@
-// Composite operators that are decided as one (composite_dispatch.h).
+// Typed kernels of composite operators (composite_dispatch.h).
 //
-// An operator may be added if the local tensors of its result are what it computes from the local tensors of its
-// arguments, wherever the operators that it is composed of compute theirs so: not if its arguments or its code have
+// Any may have one that returns one tensor, takes no written ones, and has no handler, or one for uneven shards alone.
+//
+// An operator may be decided as one if the local tensors of its result are what it computes from the local tensors of
+// its arguments, wherever the operators that it is composed of compute theirs so: not if its arguments or its code have
 // sizes of the whole tensors (reshape, the mean of a loss), if its result shares memory with an argument (dropout in
 // eval mode), or if it draws random numbers by its own code, not by an operator. An operator that chooses another one
 // by the sizes of its arguments, as attention does, chooses by those of the local tensors.
+#include <ATen/ops/contiguous_ops.h>
+#include <ATen/ops/dropout_ops.h>
 #include <ATen/ops/einsum_ops.h>
+#include <ATen/ops/flatten_ops.h>
 #include <ATen/ops/layer_norm_ops.h>
 #include <ATen/ops/linear_ops.h>
 #include <ATen/ops/log_softmax_ops.h>
 #include <ATen/ops/matmul_ops.h>
+#include <ATen/ops/reshape_ops.h>
 #include <ATen/ops/rms_norm_ops.h>
 #include <ATen/ops/scaled_dot_product_attention_ops.h>
 #include <ATen/ops/softmax_ops.h>
+#include <ATen/ops/to_ops.h>
 
 #include <algorithm>
 #include <utility>
@@ -75,20 +82,26 @@ void keep_result(const OpInfo& info, const CacheKey& key, c10::ArrayRef<c10::IVa
   strategy_cache(meta.spec->mesh().world()).insert_derived(key, std::move(decision));
 }
 
-template <typename Op, typename Schema = typename Op::schema>
+template <typename Op, bool kAsOne, typename Schema = typename Op::schema>
 struct CompositeKernel;
 
-template <typename Op, typename... Args>
-struct CompositeKernel<Op, at::Tensor(Args...)> {
+template <typename Op, bool kAsOne, typename... Args>
+struct CompositeKernel<Op, kAsOne, at::Tensor(Args...)> {
   static at::Tensor call(c10::DispatchKeySet keys, Args... args) {
     const TensorsOfComposite tensors = tensors_of(args...);
-    // In the code of another operator, styles do not apply.
-    const bool styled =
-        CompositeOpScope::current() == nullptr && std::any_of(tensors.begin(), tensors.end(), is_styled);
-    at::Tensor result = styled ? at::Tensor() : compute_as_one(tensors, keys, args...);
-    if (result.defined()) return result;
-    static const auto by_parts = c10::KernelFunction::makeFromBoxedFunction<&run_composite>();
-    return by_parts.call<at::Tensor, Args...>(handle(), keys, std::forward<Args>(args)...);
+    // In the code of another operator, styles and param_dtypes do not apply.
+    const bool outermost = CompositeOpScope::current() == nullptr;
+    if constexpr (kAsOne) {
+      const bool styled = outermost && std::any_of(tensors.begin(), tensors.end(), is_styled);
+      at::Tensor result = styled ? at::Tensor() : compute_as_one(tensors, keys, args...);
+      if (result.defined()) return result;
+    }
+    if (runs_own_code(tensors, outermost)) {
+      const CompositeOpScope inside(handle(), c10::ArrayRef<const at::Tensor*>(tensors.data(), tensors.size()));
+      return distribute_result(inside, Op::redispatch(keys & kBelowThatKey, std::forward<Args>(args)...));
+    }
+    static const auto boxed = c10::KernelFunction::makeFromBoxedFunction<&run_composite>();
+    return boxed.call<at::Tensor, Args...>(handle(), keys, std::forward<Args>(args)...);
   }
 
   // Undefined: the call cannot be decided as one.
@@ -125,6 +138,20 @@ struct CompositeKernel<Op, at::Tensor(Args...)> {
     return result;
   }
 
+  // Whether the operator's own code is to run on the arguments as they are.
+  static bool runs_own_code(const TensorsOfComposite& tensors, bool outermost) {
+    static const OpInfo& info = op_info(handle());
+    bool distributed = false;
+    for (const at::Tensor* t : tensors) {
+      if (!is_dtensor(*t)) continue;
+      distributed = true;
+      const LocalStorage* memory = memory_viewed_by(*t);
+      if (outermost && (memory->style || memory->module_traits)) return false;
+      if (info.handler != nullptr && (!info.handles_uneven_only || has_uneven_shards(*t))) return false;
+    }
+    return distributed;
+  }
+
   static bool is_styled(const at::Tensor* t) { return is_dtensor(*t) && has_style(*t); }
 
   static at::Tensor compute(DirectCall& direct, const Args&... args) {
@@ -133,7 +160,7 @@ struct CompositeKernel<Op, at::Tensor(Args...)> {
 };
 
 struct CompositeKernels {
-  c10::KernelFunction kernel, attempt;
+  c10::KernelFunction kernel, attempt;  // attempt: invalid if the operator is not decided as one
 };
 
 // By the names of the operators.
@@ -141,10 +168,15 @@ const absl::flat_hash_map<c10::OperatorName, CompositeKernels, std::hash<c10::Op
   static const auto* const kernels = [] {
     auto* all = new absl::flat_hash_map<c10::OperatorName, CompositeKernels, std::hash<c10::OperatorName>>;
     const auto add = [all]<typename Op>(Op) {
-      all->emplace(
-          c10::OperatorName(Op::name, Op::overload_name),
-          CompositeKernels{c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(CompositeKernel<Op>::call)),
-                           c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(CompositeKernel<Op>::attempt))});
+      using Kernel = CompositeKernel<Op, /*kAsOne=*/true>;
+      all->emplace(c10::OperatorName(Op::name, Op::overload_name),
+                   CompositeKernels{c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(Kernel::call)),
+                                    c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(Kernel::attempt))});
+    };
+    const auto add_by_parts = [all]<typename Op>(Op) {
+      using Kernel = CompositeKernel<Op, /*kAsOne=*/false>;
+      all->emplace(c10::OperatorName(Op::name, Op::overload_name),
+                   CompositeKernels{c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(Kernel::call)), {}});
     };
     add(at::_ops::linear());
     add(at::_ops::matmul());
@@ -154,6 +186,11 @@ const absl::flat_hash_map<c10::OperatorName, CompositeKernels, std::hash<c10::Op
     add(at::_ops::softmax_int());
     add(at::_ops::log_softmax_int());
     add(at::_ops::scaled_dot_product_attention());
+    add_by_parts(at::_ops::reshape());
+    add_by_parts(at::_ops::flatten_using_ints());
+    add_by_parts(at::_ops::contiguous());
+    add_by_parts(at::_ops::to_dtype());
+    add_by_parts(at::_ops::dropout());
     return all;
   }();
   return *kernels;
@@ -169,7 +206,7 @@ std::optional<c10::KernelFunction> typed_composite_kernel(const c10::OperatorHan
 
 bool run_as_one(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const auto found = composite_kernels().find(op.operator_name());
-  if (found == composite_kernels().end()) return false;
+  if (found == composite_kernels().end() || !found->second.attempt.isValid()) return false;
   const auto args = torch::jit::last(*stack, op.schema().arguments().size());
   torch::jit::Stack result(args.begin(), args.end());
   found->second.attempt.callBoxed(op, keys, &result);

@@ -19,7 +19,7 @@ namespace {
 
 // Each rank's part of the result is a view of its part, with the sizes that follow from the layout.
 template <typename Op>
-constexpr bool is_plain_view = std::is_same_v<Op, at::_ops::view>;
+constexpr bool is_plain_view = std::is_same_v<Op, at::_ops::view> || std::is_same_v<Op, at::_ops::_unsafe_view>;
 // Views whose sizes are an argument of the operator on the parts: each rank has its own.
 template <typename Op>
 constexpr bool takes_sizes = std::is_same_v<Op, at::_ops::expand>;
