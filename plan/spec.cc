@@ -22,22 +22,6 @@
 namespace dtensor {
 using namespace internal;
 
-namespace {
-
-bool has_uneven_dim(const Spec& spec) {
-  for (const Placement& p : spec.placements()) {
-    if (!p.is_sharded() || spec.sizes()[p.dim()] == 1) continue;
-    int64_t ranks = 1;
-    for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
-      if (spec.placements()[m].is_sharded_on(p.dim())) ranks *= spec.mesh().size(m);
-    }
-    if (spec.sizes()[p.dim()] % ranks != 0) return true;
-  }
-  return false;
-}
-
-}  // namespace
-
 namespace internal {
 
 // The set of specs alive. An entry is removed by its spec's deleter, under the lock and before the memory goes, so
@@ -94,7 +78,8 @@ struct SpecInterner {
     const Placements& placed = candidate->placements_;
     candidate->replicated_ = absl::c_all_of(placed, [](const Placement& p) { return p.is_replicate(); });
     candidate->partial_ = absl::c_any_of(placed, [](const Placement& p) { return p.is_partial(); });
-    candidate->uneven_ = has_uneven_dim(*candidate);
+    candidate->uneven_ =
+        absl::c_any_of(placed, [&](const Placement& p) { return p.is_sharded() && candidate->is_uneven(p.dim()); });
     SpecPtr spec(candidate.release(), [this](const Spec* s) { release(s); });
     specs.insert({spec.get(), spec});
     return spec;
@@ -113,6 +98,15 @@ struct SpecInterner {
 }  // namespace internal
 
 Spec::~Spec() { delete sized_impl_.load(); }
+
+bool Spec::is_uneven(int64_t dim) const {
+  if (sizes()[dim] == 1) return false;
+  int64_t ranks = 1;
+  for (int64_t m = 0; m < mesh_.ndim(); ++m) {
+    if (placements_[m].is_sharded_on(dim)) ranks *= mesh_.size(m);
+  }
+  return sizes()[dim] % ranks != 0;
+}
 
 SpecPtr Spec::get(const DeviceMesh& mesh, const Placements& placements, const TensorMeta& meta) {
   TORCH_CHECK_VALUE(mesh.defined(), "[Spec] the mesh is not defined");

@@ -59,8 +59,9 @@ class Spec {
   }
   bool is_replicated() const { return replicated_; }
   bool has_partial() const { return partial_; }
-  // Whether a dim is sharded in parts of several sizes. Not one of size 1, which is on one rank.
-  bool has_uneven_shards() const { return uneven_; }
+  // Whether the number of ranks that share `dim` does not divide its size. Not of size 1, which one rank has.
+  bool is_uneven(int64_t dim) const;
+  bool has_uneven_shards() const { return uneven_; }  // along some dim
 
   // The part of the i-th of mesh().local_ranks(); of any rank of the mesh.
   Part local_layout(int64_t i) const;

@@ -156,11 +156,11 @@ class Deriver {
     return std::nullopt;
   }
 
-  // Whether the dims with the factor have no elements.
-  bool is_empty(int factor) const {
+  // Whether an input with the factor has no elements, so that nothing is reduced over it.
+  bool reduces_nothing(int factor) const {
     for (size_t i = 0; i < rule_.inputs.size(); ++i) {
-      const int d = call_.inputs[i] ? dim_of(rule_.inputs[i], factor) : -1;
-      if (d >= 0 && call_.inputs[i]->sizes()[d] == 0) return true;
+      const bool has = call_.inputs[i] && dim_of(rule_.inputs[i], factor) >= 0;
+      if (has && call_.inputs[i]->meta().numel() == 0) return true;
     }
     return false;
   }
@@ -186,14 +186,14 @@ class Deriver {
     }
     if (!in_input) return std::nullopt;
     const std::optional<ReduceOp> op = contraction(factor);
-    const bool empty = is_empty(factor);
+    const bool nothing = op && reduces_nothing(factor);
     for (size_t o = 0; o < rule_.outputs.size(); ++o) {
       int d = dim_of(rule_.outputs[o], factor);
       if (d >= 0) {
         s.outputs[o] = split(d);
         in_output = true;
-      } else if (op && empty) {
-        // Nothing is reduced: every rank has the result.
+      } else if (nothing) {
+        // Every rank has the result.
       } else if (op) {
         s.outputs[o] = Partial(*op);
         contracted = true;

@@ -50,7 +50,8 @@ class RuleRegistry {
   // Names as for add(). An operator with a handler may have a rule, too, for the handler's own use. Add it before the
   // operator is first called.
   void add_handler(const std::string& op, Handler handler);
-  // The same for a composite operator, whose own code runs unless an argument has uneven shards.
+  // The same for a composite operator, for calls above autograd with an argument that has uneven shards
+  // (Spec::has_uneven_shards()). Otherwise the operator's own code runs.
   void add_handler_of_uneven(const std::string& op, Handler handler);
   struct FoundHandler {
     Handler handler = nullptr;  // null: none

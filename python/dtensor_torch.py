@@ -139,15 +139,16 @@ _torch_new_tensor = torch.Tensor.new_tensor
 
 
 def _new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, **kwargs):
-    """Replicated, as what new_zeros() makes; plain on a device that is not the mesh's."""
+    """Replicated, as what new_zeros() makes: give it alike on all ranks. Distributed `data` keeps its layout; plain on a device that
+    is not the mesh's."""
     if not _dt.is_dtensor(self):
         return _torch_new_tensor(self, data, dtype=dtype, device=device, requires_grad=requires_grad, **kwargs)
-    dtype = dtype or self.dtype
-    device = torch.device(device or self.device)
+    dtype = self.dtype if dtype is None else dtype
+    device = self.device if device is None else torch.device(device)
     if isinstance(data, torch.Tensor) and _dt.is_dtensor(data):
         result = data.detach().to(device=device, dtype=dtype, copy=True)
     else:
-        result = torch.tensor(data, dtype=dtype, device=device)
+        result = torch.tensor(data, dtype=dtype, device=device, **kwargs)
         if device.type == self.device.type:
             mesh = _dt.mesh_of(self)
             result = _dt.distribute(result, mesh, "R" * len(_dt.mesh_shape(mesh)))

@@ -13,7 +13,7 @@ thread_local const CompositeOpScope* innermost = nullptr;
 
 }  // namespace
 
-bool CompositeOpScope::is_plain_of_user(const at::Tensor& t) {
+bool CompositeOpScope::note_argument(const at::Tensor& t) {
   if (is_dtensor(t)) {
     if (!mesh_.defined()) mesh_ = spec_of(t)->mesh();
   } else if (t.defined()) {
@@ -34,7 +34,7 @@ CompositeOpScope::CompositeOpScope(const c10::OperatorHandle& op, c10::ArrayRef<
     : op_(op), around_(innermost) {
   bool given_plain = false;
   any_tensor(args, [&](const at::Tensor& t) {
-    given_plain |= is_plain_of_user(t);
+    given_plain |= note_argument(t);
     return false;
   });
   begin(given_plain);
@@ -43,7 +43,7 @@ CompositeOpScope::CompositeOpScope(const c10::OperatorHandle& op, c10::ArrayRef<
 CompositeOpScope::CompositeOpScope(const c10::OperatorHandle& op, c10::ArrayRef<const at::Tensor*> tensors)
     : op_(op), around_(innermost) {
   bool given_plain = false;
-  for (const at::Tensor* t : tensors) given_plain |= is_plain_of_user(*t);
+  for (const at::Tensor* t : tensors) given_plain |= note_argument(*t);
   begin(given_plain);
 }
 

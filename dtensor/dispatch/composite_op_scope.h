@@ -44,7 +44,8 @@ class CompositeOpScope {
   std::string called_operator() const;
 
  private:
-  bool is_plain_of_user(const at::Tensor& t);  // and notes its mesh, or that it was given
+  // Whether it is a plain one of the user's, and no number.
+  bool note_argument(const at::Tensor& t);
   void begin(bool given_plain);
 
   const c10::OperatorHandle& op_;

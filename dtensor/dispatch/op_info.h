@@ -39,7 +39,7 @@ struct OpInfo {
   bool makes_tensor = false;  // a factory: no tensor argument, returns one Tensor
   int device_arg = -1;
   Handler handler = nullptr;
-  bool handles_uneven_only = false;  // the handler of a composite operator is for arguments with uneven shards
+  bool handles_uneven_only = false;  // the handler, of a composite operator, is for arguments with uneven shards
 
   // The present rule; null: none. Looked up again after rules were added. Valid for the life of the process.
   const std::shared_ptr<const OpRule>& rule() const { return resolve().rule; }

@@ -17,6 +17,7 @@
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/autocast.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/forward_mode.h"
 #include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
 
@@ -106,7 +107,7 @@ struct OverlappedLinearFn : torch::autograd::Function<OverlappedLinearFn> {
 bool takes_plain_products(const LinearCall& call) {
   const auto fits = [&](const at::Tensor& t) {
     return is_dtensor(t) && spec_of(t)->mesh() == spec_of(call.input)->mesh() &&
-           spec_of(t)->dtype() == spec_of(call.input)->dtype() && !t._fw_grad(0).defined();
+           spec_of(t)->dtype() == spec_of(call.input)->dtype() && !has_tangent(t);
   };
   const auto is_unwatched = [](const at::Tensor& t) {
     const auto& traits = meta_without_sync(t).storage->module_traits;

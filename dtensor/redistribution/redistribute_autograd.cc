@@ -12,6 +12,7 @@
 #include "comm/scope.h"
 #include "dtensor/redistribution/internal/saved_layout.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
+#include "dtensor/tensor/forward_mode.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
@@ -106,17 +107,20 @@ bool lies_as(const at::Tensor& t, const Layout& to) {
   return spec.placements() == to.placements() && spec.mesh() == to.mesh();
 }
 
-// Forward-mode AD.
-bool has_tangent(const at::Tensor& t) { return t._fw_grad(/*level=*/0).defined(); }
-
-// The tangent moves as its value does, which is the derivative unless addends are reduced by another operation than a
-// sum.
-void check_derivative(const Placements& placements, const CommCause& cause) {
-  for (const Placement& p : placements) {
-    const bool linear = !p.is_partial() || p.reduce_op() == ReduceOp::kSum || p.reduce_op() == ReduceOp::kAvg;
-    TORCH_CHECK_NOT_IMPLEMENTED(linear, cause.op, ": forward-mode AD of a redistribution from or to ", to_string(p),
-                                " is not supported: redistribute the tensor before it gets a tangent");
+// Where the tangent of a tensor in layout `to` goes. It is a sum where it is Partial, whatever reduces its value.
+Layout layout_of_tangent(const Layout& to) {
+  Placements placements = to.placements();
+  for (Placement& p : placements) {
+    if (p.is_partial() && !is_linear(p.reduce_op())) p = Replicate();
   }
+  return {to.mesh(), std::move(placements)};
+}
+
+std::tuple<at::Tensor, at::Tensor> unpack(const at::Tensor& dual, const std::string& op) {
+  auto [value, tangent] = at::_unpack_dual(dual, /*level=*/0);
+  TORCH_CHECK_VALUE(is_dtensor(tangent), op, ": the tangent of the distributed tensor, of shape ", tangent.sizes(),
+                    ", is a plain one: give at::_make_dual() a distributed tangent");
+  return {std::move(value), std::move(tangent)};
 }
 
 variable_list move(at::TensorList tensors, c10::ArrayRef<Layout> to, const CommCause& cause,
@@ -132,12 +136,10 @@ variable_list move_with_tangents(at::TensorList tensors, c10::ArrayRef<Layout> t
   std::vector<Layout> to_of_tangents;
   for (size_t i = 0; i < values.size(); ++i) {
     if (!has_tangent(values[i])) continue;
-    check_derivative(spec_of(values[i])->placements(), cause);
-    check_derivative(to[i].placements(), cause);
-    auto [value, tangent] = at::_unpack_dual(values[i], /*level=*/0);
+    auto [value, tangent] = unpack(values[i], cause.op);
     values[i] = std::move(value);
     tangents.push_back(std::move(tangent));
-    to_of_tangents.push_back(to[i]);
+    to_of_tangents.push_back(layout_of_tangent(to[i]));
   }
   variable_list results = move(values, to, cause, options);
   if (tangents.empty()) return results;
@@ -177,6 +179,11 @@ at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placement
 }
 
 at::Tensor gather_whole(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
+  if (has_tangent(tensor)) {
+    const auto [value, tangent] = unpack(tensor, "full_tensor");
+    const at::Tensor whole = gather_whole(value, std::move(grad_placements));
+    return at::_make_dual(whole, gather_whole(tangent), /*level=*/0);
+  }
   const DTensorMeta& meta = meta_without_sync(tensor);
   if (meta.spec->mesh().world().is_meta()) {
     const LocalGuard guard;
@@ -185,11 +192,6 @@ at::Tensor gather_whole(const at::Tensor& tensor, std::optional<Placements> grad
   TORCH_CHECK_NOT_IMPLEMENTED(!meta.locals.empty(), "[full_tensor] ", meta.spec->to_string(),
                               " has no data in this process: its world is ", meta.spec->mesh().world().name());
   if (!grad_placements) grad_placements = without_partials(spec_of(tensor)->placements());
-  if (has_tangent(tensor)) {
-    check_derivative(meta.spec->placements(), explicit_cause("full_tensor"));
-    const auto [value, tangent] = at::_unpack_dual(tensor, /*level=*/0);
-    return at::_make_dual(gather_whole(value, std::move(grad_placements)), gather_whole(tangent), /*level=*/0);
-  }
   return FullTensorFn::apply(tensor, *std::move(grad_placements));
 }
 

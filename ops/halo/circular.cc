@@ -9,6 +9,7 @@
 
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/tensor/forward_mode.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/decision.h"
@@ -96,7 +97,7 @@ void pad_circular(const c10::OperatorHandle& op, Stack& stack) {
   at::Tensor self = args.tensor("self");
   const auto dims = circular_dims(args["pad"].toIntVector(), self.sizes());
   // Forward-mode AD needs operators that have formulas, which Pad has not.
-  if (!dims || self._fw_grad(/*level=*/0).defined()) return pad_circular_by_pieces(op, stack);
+  if (!dims || has_tangent(self)) return pad_circular_by_pieces(op, stack);
   std::vector<int64_t> numbers;
   for (const HaloDim& d : *dims) numbers.push_back(d.dim);
   if (cutting_mesh_dims(*spec_of(self), numbers).empty()) return pad_circular_by_pieces(op, stack);

@@ -20,6 +20,7 @@
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/forward_mode.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/loss/class_split_cross_entropy.h"
@@ -66,7 +67,7 @@ struct CrossEntropyFn : torch::autograd::Function<CrossEntropyFn> {
 };
 
 bool is_constant_on(const at::Tensor& t, const DeviceMesh& mesh) {
-  return is_dtensor(t) && spec_of(t)->mesh() == mesh && !t.requires_grad() && !t._fw_grad(0).defined();
+  return is_dtensor(t) && spec_of(t)->mesh() == mesh && !t.requires_grad() && !has_tangent(t);
 }
 
 // Whether autocast applies to the call, below the handler.
@@ -82,7 +83,7 @@ bool has_class_parts(const at::Tensor& self) {
   const bool has_gaps = std::any_of(placements.begin(), placements.end(), [&](const Placement& p) {
     return p.is_strided_shard() && p.is_sharded_on(self.dim() - 1);
   });
-  return !has_gaps && has_cross_entropy_kernel(self.device(), self.scalar_type()) && !self._fw_grad(0).defined();
+  return !has_gaps && has_cross_entropy_kernel(self.device(), self.scalar_type()) && !has_tangent(self);
 }
 
 bool has_fitting_target(const CrossEntropyTensors& in, bool autocast) {

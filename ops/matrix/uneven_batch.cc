@@ -23,16 +23,7 @@ namespace {
 using torch::jit::Stack;
 using Order = std::vector<int64_t>;
 
-// Whether dim `d` of `t` is sharded in parts of several sizes. A dim of size 1 is on one rank in any order.
-bool is_uneven(const at::Tensor& t, int64_t d) {
-  if (!is_dtensor(t) || d < 0 || t.size(d) == 1) return false;
-  const Spec& spec = *spec_of(t);
-  int64_t ranks = 1;
-  for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
-    if (spec.placements()[m].is_sharded_on(d)) ranks *= spec.mesh().size(m);
-  }
-  return spec.sizes()[d] % ranks != 0;
-}
+bool is_uneven(const at::Tensor& t, int64_t d) { return is_dtensor(t) && d >= 0 && spec_of(t)->is_uneven(d); }
 
 // The first `batch` dims in an order in which the uneven ones come last, then the other dims. nullopt: they already do,
 // or there are no others; dims of size 1 do not count.

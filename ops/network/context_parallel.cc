@@ -20,6 +20,7 @@
 #include "dtensor/head_tail.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
 #include "dtensor/tensor/autocast.h"
+#include "dtensor/tensor/forward_mode.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/network/context_layouts.h"
@@ -147,7 +148,7 @@ void check_inputs(const AttentionCall& c, bool gqa) {
 void check_no_tangents(const Arguments& args) {
   for (const char* name : {"query", "key", "value", "attn_mask"}) {
     const at::Tensor t = optional_tensor(args[name]);
-    TORCH_CHECK_NOT_IMPLEMENTED(!t.defined() || !t._fw_grad(0).defined(), "[ContextParallel] ", kOp, ": `", name,
+    TORCH_CHECK_NOT_IMPLEMENTED(!t.defined() || !has_tangent(t), "[ContextParallel] ", kOp, ": `", name,
                                 "` has a tangent, and attention over a sharded sequence has no forward-mode "
                                 "derivatives; call it outside the scope");
   }

@@ -10,6 +10,7 @@
 #include <torch/library.h>
 
 #include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/forward_mode.h"
 
 namespace dtensor::internal {
 namespace {
@@ -21,8 +22,6 @@ struct SgnFn : torch::autograd::Function<SgnFn> {
     return {grads[0].defined() ? at::zeros_like(grads[0]) : at::Tensor()};
   }
 };
-
-bool has_tangent(const at::Tensor& self) { return self._fw_grad(/*level=*/0).defined(); }
 
 bool has_zero_derivative(const at::Tensor& self) {
   return !self.is_complex() && ((at::GradMode::is_enabled() && self.requires_grad()) || has_tangent(self));

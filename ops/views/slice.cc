@@ -93,12 +93,13 @@ OutputDims unfold(const OpCall& call, bool one_rank) {
   const OutputDims dims = same_dims(ndim(call));
   if (one_rank || is_unsqueezed(size, call.get_int("step"))) return with_new(dims, ndim(call));
   OutputDims windows = with_new(with_whole(dims, {dim}), ndim(call));
-  const bool is_single = dim < ndim(call) && size == call.inputs[0]->sizes()[dim];
-  if (is_single) windows.back() = static_cast<int>(dim);
+  const bool is_one_window = dim < ndim(call) && size == call.inputs[0]->sizes()[dim];
+  if (is_one_window) windows.back() = static_cast<int>(dim);
   return windows;
 }
 
-// The local computation of unfold() where the dim is cut.
+// The local computation of unfold() where the dim is cut: windows of one element each, or one window, of which each
+// rank holds its part.
 void unfold_locally(OpRule& rule) {
   rule.local = [](const LocalCall& call, torch::jit::Stack& stack) {
     const at::Tensor part = stack[0].toTensor();
@@ -107,7 +108,7 @@ void unfold_locally(OpRule& rule) {
     if (!is_cut(*call.inputs[0], dim)) return call.op.callBoxed(stack);
     if (!is_unsqueezed(size.toInt(), stack[stack_index(call, "step")].toInt())) {
       size = part.size(dim);
-    } else if (part.size(dim) == 0) {  // has no window of one
+    } else if (part.size(dim) == 0) {  // ATen finds no window in a part without elements
       return leave_result(call, stack, part.unsqueeze(-1));
     }
     call.op.callBoxed(stack);
@@ -138,7 +139,7 @@ void unfold_backward_locally(OpRule& rule) {
     const int64_t dim = wrap_dim(stack[stack_index(call, "dim")].toInt(), result.ndim());
     if (!is_cut(result, dim)) return otherwise(call, stack);
     const Shape own = result.local_shape(call.i);
-    if (own[dim] == 0)  // has no window of one
+    if (own[dim] == 0)  // ATen finds no window in a part without elements
       return leave_result(call, stack, stack[0].toTensor().new_empty(at::IntArrayRef(own.data(), own.size())));
     c10::IValue& size = stack[stack_index(call, "size")];
     if (size.toInt() == result.sizes()[dim]) size = own[dim];

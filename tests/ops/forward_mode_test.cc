@@ -114,10 +114,43 @@ TEST_CASE("Forward mode: redistributions move tangents", "[forward_mode]") {
       if (recorded) CHECK(full_tensor(torch::autograd::grad({moved.sum()}, {leaf})[0]).equal(torch::ones_like(x)));
     }
   }
+}
+
+TEST_CASE("Forward mode: redistributions move tangents of maxima, which no sum reduces", "[forward_mode]") {
+  const Tensor x = torch::rand({5, 4}, torch::kDouble), tangent = torch::rand({5, 4}, torch::kDouble);
+  const DeviceMesh mesh(World::local(3), {3});
   DualLevel level;
-  const Tensor dual = at::_make_dual(distribute_tensor(x, mesh, row), distribute_tensor(x, mesh, row), level.level);
-  CHECK_THAT(error_text([&] { redistribute(dual, {Partial(ReduceOp::kMax)}); }),
-             Catch::Contains("redistribute: forward-mode AD") && Catch::Contains("P(max)"));
+  const Tensor expected = std::get<1>(at::_unpack_dual(at::_make_dual(x, tangent, level.level).amax(0), level.level));
+  const Tensor dual =
+      at::_make_dual(distribute_tensor(x, mesh, {Shard(0)}), distribute_tensor(tangent, mesh, {Shard(0)}), level.level);
+  const Tensor most = dual.amax(0);
+  REQUIRE(internal::spec_of(most)->has_partial());
+  for (const Tensor& whole :
+       {full_tensor(most), full_tensor(redistribute(most, {Shard(0)})),
+        full_tensor(redistribute(redistribute(most, {Replicate()}), {Partial(ReduceOp::kMax)}))}) {
+    const auto [primal, got] = at::_unpack_dual(whole, level.level);
+    CHECK(primal.equal(x.amax(0)));
+    REQUIRE(got.defined());
+    CHECK(got.equal(expected));
+  }
+}
+
+TEST_CASE("Forward mode: full_tensor() in a world without data keeps the tangent", "[forward_mode]") {
+  const DeviceMesh mesh(World::abstract(3), {3});
+  DualLevel level;
+  const Tensor x = zeros({6, 4}, mesh, {Shard(0)});
+  const Tensor whole = full_tensor(at::_make_dual(x, zeros({6, 4}, mesh, {Shard(1)}), level.level));
+  CHECK(whole.is_meta());
+  CHECK(std::get<1>(at::_unpack_dual(whole, level.level)).defined());
+}
+
+TEST_CASE("Forward mode: a plain tangent of a distributed tensor is an error", "[forward_mode]") {
+  const DeviceMesh mesh(World::local(3), {3});
+  DualLevel level;
+  const Tensor x = zeros({6, 4}, mesh, {Shard(0)});
+  const Tensor dual = at::_make_dual(x, torch::ones({6, 4}), level.level);
+  CHECK_THAT(error_text([&] { redistribute(dual, {Replicate()}); }),
+             Catch::Contains("redistribute: the tangent") && Catch::Contains("[6, 4]"));
 }
 
 TEST_CASE("Forward mode over backward gives a Hessian-vector product", "[forward_mode]") {

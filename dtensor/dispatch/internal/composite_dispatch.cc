@@ -30,23 +30,27 @@ void run_on_plain(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack
   op.redispatchBoxed(keys.remove(kDTensorKey), stack);
 }
 
-bool needs_handler(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
-  return info.handler != nullptr &&
-         (!info.handles_uneven_only || any_tensor(args, [](const at::Tensor& t) { return has_uneven_shards(t); }));
-}
-
 }  // namespace
 
-bool has_uneven_shards(const at::Tensor& t) { return is_dtensor(t) && spec_of(t)->has_uneven_shards(); }
+bool needs_handler(const OpInfo& info, const at::Tensor& t) {
+  if (info.handler == nullptr) return false;
+  return !info.handles_uneven_only || (is_dtensor(t) && spec_of(t)->has_uneven_shards());
+}
 
-// A composite may return a plain tensor that it made itself without any operator on distributed ones, for example for
-// empty inputs.
-at::Tensor distribute_result(const CompositeOpScope& inside, at::Tensor t) {
-  if (!t.defined() || is_dtensor(t) || !inside.is_outermost() || !inside.makes_plain()) return t;
-  if (t.is_meta() && inside.mesh().world().has_data()) return t;  // only a shape
-  const bool is_made_here = !inside.was_given(t) && !t.requires_grad() && t.layout() == c10::kStrided &&
+c10::DispatchKeySet keys_of_own_code(const OpInfo& info, c10::DispatchKeySet keys) {
+  keys = keys & kBelowThatKey;
+  // Below autograd the next kernel would be the handler, one call further inside. Without keys it is the operator's
+  // code.
+  const bool meets_handler = info.handles_uneven_only && keys.highestPriorityTypeId() == kDTensorKey;
+  return meets_handler ? c10::DispatchKeySet() : keys;
+}
+
+at::Tensor distribute_result(const CompositeOpScope& scope, at::Tensor t) {
+  if (!t.defined() || is_dtensor(t) || !scope.is_outermost() || !scope.makes_plain()) return t;
+  if (t.is_meta() && scope.mesh().world().has_data()) return t;  // only a shape
+  const bool is_made_here = !scope.was_given(t) && !t.requires_grad() && t.layout() == c10::kStrided &&
                             t.unsafeGetTensorImpl()->storage().use_count() == 1;
-  return is_made_here ? replicate_copy(t, inside.mesh()) : t;
+  return is_made_here ? replicate_copy(t, scope.mesh()) : t;
 }
 
 void run_code_of_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
@@ -54,13 +58,14 @@ void run_code_of_composite(const c10::OperatorHandle& op, c10::DispatchKeySet ke
   const OpInfo& info = op_info(op);
   const CompositeOpScope inside(op, torch::jit::last(*stack, info.args.size()));
   if (info.has_outs && run_functional_form(info, *stack)) return;
-  if (needs_handler(info, torch::jit::last(*stack, info.args.size()))) {
+  const auto args = torch::jit::last(*stack, info.args.size());
+  if (any_tensor(args, [&](const at::Tensor& t) { return needs_handler(info, t); })) {
     const WrittenResults written(info, *stack);
     const HandlerCall counted;
     info.handler(op, *stack);
     written.settle(*stack);
   } else {
-    op.redispatchBoxed(keys & kBelowThatKey, stack);
+    op.redispatchBoxed(keys_of_own_code(info, keys), stack);
   }
   if (schema.is_mutable()) return;
   for (size_t i = stack->size() - schema.returns().size(); i < stack->size(); ++i) {

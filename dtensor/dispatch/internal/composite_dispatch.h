@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "dtensor/dispatch/composite_op_scope.h"
+#include "dtensor/dispatch/op_info.h"
 
 namespace dtensor::internal {
 
@@ -18,10 +19,13 @@ void run_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torc
 // The same without styles and param_dtype. REQUIRES: an argument is distributed.
 void run_code_of_composite(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
 
-// Whether `t` is distributed in parts of several sizes, for which some handlers are (OpInfo::handles_uneven_only).
-bool has_uneven_shards(const at::Tensor& t);
-// The result of a composite operator's code `inside`: distributed, also if the code has made it of no distributed one.
-at::Tensor distribute_result(const CompositeOpScope& inside, at::Tensor result);
+// Whether the handler of a composite operator, if it has one, is for calls with `t`.
+bool needs_handler(const OpInfo& info, const at::Tensor& t);
+// The keys with which the operator's own code runs, for a call at kAboveAutogradKey with `keys` that needs no handler.
+c10::DispatchKeySet keys_of_own_code(const OpInfo& info, c10::DispatchKeySet keys);
+// The result of a composite operator whose code ran in `scope`. A composite may return a plain tensor that it made
+// itself without any operator on distributed ones, for example for empty inputs: the outermost one distributes it.
+at::Tensor distribute_result(const CompositeOpScope& scope, at::Tensor result);
 
 // ------------------------------------------------------------ with the operator's own signature (typed_composites.cc)
 //

@@ -15,6 +15,7 @@
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/forward_mode.h"
 #include "propagation/strategy_cache.h"
 
 namespace dtensor::internal {
@@ -64,7 +65,7 @@ constexpr c10::DispatchKeySet kOrdinaryKeys = c10::autograd_dispatch_keyset_with
 // Whether autograd records calls with `t`, backward or forward.
 bool is_recorded(const at::Tensor& t) {
   if (t.unsafeGetTensorImpl()->autograd_meta() == nullptr) return false;
-  return (c10::GradMode::is_enabled() && t.requires_grad()) || t._fw_grad(/*level=*/0).defined();
+  return (c10::GradMode::is_enabled() && t.requires_grad()) || has_tangent(t);
 }
 
 }  // namespace

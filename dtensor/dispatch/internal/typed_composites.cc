@@ -1,6 +1,6 @@
 // Typed kernels of composite operators (composite_dispatch.h).
 //
-// Any may have one that returns one tensor, takes no written ones, and has no handler, or one for uneven shards alone.
+// Any may have one that returns one tensor and takes no written ones. It is of use for calls without a handler.
 //
 // An operator may be decided as one if the local tensors of its result are what it computes from the local tensors of
 // its arguments, wherever the operators that it is composed of compute theirs so: not if its arguments or its code have
@@ -97,8 +97,8 @@ struct CompositeKernel<Op, kAsOne, at::Tensor(Args...)> {
       if (result.defined()) return result;
     }
     if (runs_own_code(tensors, outermost)) {
-      const CompositeOpScope inside(handle(), c10::ArrayRef<const at::Tensor*>(tensors.data(), tensors.size()));
-      return distribute_result(inside, Op::redispatch(keys & kBelowThatKey, std::forward<Args>(args)...));
+      const CompositeOpScope scope(handle(), c10::ArrayRef<const at::Tensor*>(tensors.data(), tensors.size()));
+      return distribute_result(scope, Op::redispatch(keys_of_own_code(info(), keys), std::forward<Args>(args)...));
     }
     static const auto boxed = c10::KernelFunction::makeFromBoxedFunction<&run_composite>();
     return boxed.call<at::Tensor, Args...>(handle(), keys, std::forward<Args>(args)...);
@@ -115,6 +115,11 @@ struct CompositeKernel<Op, kAsOne, at::Tensor(Args...)> {
     return op;
   }
 
+  static const OpInfo& info() {
+    static const OpInfo& known = op_info(handle());
+    return known;
+  }
+
   static TensorsOfComposite tensors_of(const Args&... args) {
     TensorsOfComposite tensors;
     (append_tensors(tensors, args), ...);
@@ -122,8 +127,7 @@ struct CompositeKernel<Op, kAsOne, at::Tensor(Args...)> {
   }
 
   static at::Tensor compute_as_one(const TensorsOfComposite& tensors, c10::DispatchKeySet keys, const Args&... args) {
-    static const OpInfo& info = op_info(handle());
-    DirectCall direct(info, {tensors.data(), tensors.size()});
+    DirectCall direct(info(), {tensors.data(), tensors.size()});
     if (!direct.begin_composite(keys)) return {};
     size_t i = 0;
     (direct.add(i++, args), ...);
@@ -134,20 +138,18 @@ struct CompositeKernel<Op, kAsOne, at::Tensor(Args...)> {
     if (!inner.are_as_given() || !can_be_one(tensors, result)) return result;
     torch::jit::Stack stack;
     torch::jit::push(stack, args...);
-    keep_result(info, direct.key(), stack, result);
+    keep_result(info(), direct.key(), stack, result);
     return result;
   }
 
   // Whether the operator's own code is to run on the arguments as they are.
   static bool runs_own_code(const TensorsOfComposite& tensors, bool outermost) {
-    static const OpInfo& info = op_info(handle());
     bool distributed = false;
     for (const at::Tensor* t : tensors) {
       if (!is_dtensor(*t)) continue;
       distributed = true;
-      const LocalStorage* memory = memory_viewed_by(*t);
-      if (outermost && (memory->style || memory->module_traits)) return false;
-      if (info.handler != nullptr && (!info.handles_uneven_only || has_uneven_shards(*t))) return false;
+      if (outermost && (has_style(*t) || memory_viewed_by(*t)->module_traits)) return false;
+      if (needs_handler(info(), *t)) return false;
     }
     return distributed;
   }
