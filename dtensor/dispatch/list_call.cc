@@ -112,19 +112,16 @@ bool ListCall::read_tensors(size_t a, size_t i) {
     const at::Tensor& t = arg.tensor(n);
     if (!is_dtensor(t)) return false;
     const DTensorMeta& meta = meta_without_sync(t);
-    LocalStorage* const memory = meta.storage.get();
     const uint64_t facts = facts_of(meta);
     // The first write to a tensor from a factory changes hints of later calls.
     if (needs_boxed_kernel(meta) || (writes_ && (facts & kIsFactoryResult) != 0)) return false;
-    has_module_traits_ |= memory->module_traits != nullptr;
+    has_module_traits_ |= meta.storage->module_traits != nullptr;
     arg.parts[arg.count == kNoList ? 0 : n] = meta.locals.data();
     uint64_t* const words = &words_[n * num_tensors_];
     words[i] = reinterpret_cast<uintptr_t>(meta.spec.get()) | facts;
     if (i == 0) {
-      firsts_[n] = memory;
+      firsts_[n] = meta.storage.get();
       if (writes_ && meta.laid_out_by_engine && has_mutable_layout(t)) words[0] |= kHasMutableLayout;
-    } else if (memory == firsts_[n]) {  // as has_mutable_layout() of a call
-      words[0] &= ~kHasMutableLayout;
     }
   }
   return true;

@@ -4,7 +4,9 @@
 #include <torch/nn.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "dtensor/dtensor_handle.h"
@@ -147,6 +149,38 @@ TEST_CASE("norms of parts: clipping a model's gradients is one collective for an
     CHECK(comm.total() == 1);
     CHECK(norm == Approx(torch::nn::utils::clip_grad_norm_(plain, 2.5, p)).epsilon(1e-12));
     for (size_t i = 0; i < plain.size(); ++i) CHECK(close(distributed[i].grad(), plain[i].grad()));
+  }
+}
+
+TEST_CASE("norms of parts: a write that also reads the norm reduces it once", "[ops][norm][mutable_layouts]") {
+  const DeviceMesh mesh(World::local(4), {4}, {"tp"});
+  const Tensor plain = signed_numbers({5, 8}), x = distribute_tensor(plain, mesh, {Shard(1)});
+  const auto one = [](const Tensor& n) { return std::vector<Tensor>{n}; };
+  const std::vector<std::function<void(Tensor&)>> writes = {
+      [](Tensor& n) { n.mul_(n); },
+      [](Tensor& n) { n.addcmul_(n, n); },
+      [&](Tensor& n) { torch::_foreach_mul_(one(n), one(n)); },
+      [&](Tensor& n) { torch::_foreach_addcmul_(one(n), one(n), one(n)); },
+      [](Tensor& n) { torch::_foreach_mul_(std::vector<Tensor>(2, n), std::vector<Tensor>(2, n)); },
+  };
+  for (const bool listened : {false, true}) {
+    std::optional<CommDebugMode> comm;
+    if (listened) comm.emplace();
+    for (size_t w = 0; w < writes.size(); ++w) {
+      for (int call = 0; call < 2; ++call) {
+        CAPTURE(listened, w, call);
+        Tensor norm = x.norm(2, {1}), expected = plain.norm(2, {1});
+        REQUIRE(placements_of(norm) == Placements{Partial(kNorm2)});
+        if (comm) comm->reset();
+        writes[w](norm);
+        if (comm) CHECK(comm->total() == 1);
+        writes[w](expected);
+        CHECK(close(norm, expected));
+        writes[w](norm);  // in its new layout
+        writes[w](expected);
+        CHECK(close(norm, expected));
+      }
+    }
   }
 }
 

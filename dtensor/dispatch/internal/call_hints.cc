@@ -75,16 +75,6 @@ bool has_mutable_layout(const at::Tensor& t) {
          !is_leaf_parameter(t);
 }
 
-bool has_mutable_layout(c10::ArrayRef<const at::Tensor*> inputs, size_t k) {
-  if (!has_mutable_layout(*inputs[k])) return false;
-  const LocalStorage* const memory = meta_without_sync(*inputs[k]).storage.get();
-  for (size_t other = 0; other < inputs.size(); ++other) {
-    if (other != k && inputs[other]->defined() && meta_without_sync(*inputs[other]).storage.get() == memory)
-      return false;
-  }
-  return true;
-}
-
 void find_hints(const OpInfo& info, c10::ArrayRef<const at::Tensor*> inputs, CallContext& context) {
   for (size_t k = 0; k < inputs.size(); ++k) {
     if (!inputs[k]->defined() || !meta_without_sync(*inputs[k]).hints.any()) continue;
@@ -99,7 +89,7 @@ void find_hints(const OpInfo& info, c10::ArrayRef<const at::Tensor*> inputs, Cal
 
 void append_hints(CacheKey& key, const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, bool writes,
                   bool scoped) {
-  const bool changes_layout = writes && has_mutable_layout(tensors, 0);
+  const bool changes_layout = writes && has_mutable_layout(*tensors.front());
   if (!scoped && has_none(info, tensors)) {
     if (!changes_layout) return CallContext::append_none_to_key(key);
     static const CacheKey first_changes = key_of(with_mutable_first());

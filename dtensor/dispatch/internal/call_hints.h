@@ -19,7 +19,7 @@ namespace dtensor::internal {
 // Facts of a tensor that decisions depend on besides its layout and DTensorMeta::hints, a bit each.
 inline constexpr uint64_t kIsParameter = 1;
 inline constexpr uint64_t kIsFactoryResult = 2;   // is_unwritten_factory_result()
-inline constexpr uint64_t kHasMutableLayout = 4;  // has_mutable_layout() as an input of the call
+inline constexpr uint64_t kHasMutableLayout = 4;  // has_mutable_layout(), if the call writes to it
 inline constexpr uint64_t kAllFacts = 7;
 
 // Whether `t` was made alike for all ranks, from no tensor (DTensorMeta::from_factory), and not written to since.
@@ -37,9 +37,6 @@ inline uint64_t facts_of(const DTensorMeta& meta) {
 // Whether an operator that writes to `t` may change its layout with the write. The same on all ranks, since all ranks
 // alias and expose parts alike.
 bool has_mutable_layout(const at::Tensor& t);
-// The same for input k of a call: not if another input is the same tensor, which would change its layout in one place
-// only.
-bool has_mutable_layout(c10::ArrayRef<const at::Tensor*> inputs, size_t k);
 
 // Fills in the hints of a call with these inputs, some of which may be undefined, but for the mutable layouts, which
 // gather_inputs() finds, and the gradient target, which decide_call() finds.

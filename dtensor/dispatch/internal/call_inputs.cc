@@ -51,15 +51,15 @@ absl::InlinedVector<const at::Tensor*, 6> Inputs::pointers() const {
 
 namespace {
 
-// Takes the mutable layouts away from inputs that occur twice.
-void drop_repeated(Inputs& in) {
+// Takes the mutable layouts away from inputs that the call writes twice: each might get another layout.
+void drop_written_twice(Inputs& in) {
   auto& numbers = in.context.mutable_layouts;
-  if (numbers.empty()) return;
-  const auto inputs = in.pointers();
-  const auto occurs_again = [&](int k) {
-    return !has_mutable_layout({inputs.data(), inputs.size()}, static_cast<size_t>(k));
+  const auto memory_of = [&](int k) { return meta_without_sync(in.tensors[k]).storage.get(); };
+  const c10::SmallVector<int, 2> all = numbers;
+  const auto is_written_twice = [&](int k) {
+    return std::count_if(all.begin(), all.end(), [&](int other) { return memory_of(other) == memory_of(k); }) > 1;
   };
-  numbers.erase(std::remove_if(numbers.begin(), numbers.end(), occurs_again), numbers.end());
+  numbers.erase(std::remove_if(numbers.begin(), numbers.end(), is_written_twice), numbers.end());
 }
 
 // Error: plain tensors may not stand beside distributed ones in this scope.
@@ -123,7 +123,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
   }
   if (in.writes_plain) return in;
   if (any_plain) replicate_plain_inputs(info, in);
-  drop_repeated(in);
+  if (in.context.mutable_layouts.size() > 1) drop_written_twice(in);
   return in;
 }
 

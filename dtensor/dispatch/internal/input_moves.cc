@@ -185,9 +185,9 @@ void run_communicating(std::vector<Input> waiting) {
         return will_provide(m.move, m.input.travelling, input.travelling, *input.plan);
       };
       const auto is_alike = [&](const Moving& m) {
-        const bool are_same =
-            &meta_without_sync(m.input.given()) == &meta_without_sync(input.given());  // or handles of the same tensor
-        return are_same && m.input.plan == input.plan && !m.input.is_written() && !m.input.then && !input.then;
+        // Or handles of the same tensor. A call may write to the parts that it reads, as in x.mul_(x).
+        return &meta_without_sync(m.input.given()) == &meta_without_sync(input.given()) && m.input.plan == input.plan &&
+               (!m.input.is_written() || m.input.call == input.call) && !m.input.then && !input.then;
       };
       const auto same = std::find_if(moving.begin(), moving.end(), is_alike);
       if (same != moving.end() && !input.is_written()) {
