@@ -3,13 +3,17 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/PythonOpRegistrationTrampoline.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/ones.h>
 
 #include <mutex>
+#include <string>
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/match.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 
 namespace dtensor::internal {
 namespace {
@@ -114,7 +118,47 @@ OutputMetas read_metas(const torch::jit::Stack& stack) {
   return result;
 }
 
+struct MetaKernels {
+  bool of_python = false;  // it is the one that calls run
+  bool of_aten = false;
+};
+
+// LibTorch's Python half registers hundreds of meta kernels for operators of ATen, which describe strides and shapes of
+// some results otherwise than the operators compute them.
+MetaKernels meta_kernels(const c10::OperatorHandle& op) {
+  MetaKernels result = {.of_aten = op.hasKernelForDispatchKey(c10::DispatchKey::Meta)};
+  if (!result.of_aten || at::impl::PythonOpRegistrationTrampoline::getInterpreter() == nullptr) return result;
+  if (!absl::StartsWith(op.operator_name().name, "aten::")) return result;  // nothing else describes others
+  result.of_aten = false;
+  const std::string state = op.dumpState();  // tells where kernels come from, also those that Python's replace
+  for (const absl::string_view line : absl::StrSplit(state, '\n')) {
+    if (!absl::StartsWith(line, "Meta: ") && !absl::StartsWith(line, "Meta (inactive): ")) continue;
+    (absl::StrContains(line, ".py:") ? result.of_python : result.of_aten) = true;
+  }
+  return result;
+}
+
+// Calls the operator on meta tensors, as if Python had registered no kernel for it. Error (c10::NotImplementedError):
+// it has no other one.
+void call_on_meta(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  using enum c10::DispatchKey;
+  const MetaKernels kernels = meta_kernels(op);
+  if (!kernels.of_python) return op.callBoxed(stack);
+  // ATen's meta kernel, which allocates results, and then the kernel that writes them, which may be Python's: it
+  // refuses some dtypes of elementwise operators.
+  constexpr auto kAllocates = CompositeExplicitAutogradNonFunctional;
+  const bool may_allocate = !op.schema().is_mutable() && !op.hasTag(at::Tag::pointwise);
+  if (may_allocate && op.hasKernelForDispatchKey(kAllocates)) return op.callBoxedForDispatchKey(kAllocates, stack);
+  if (kernels.of_aten) return op.callBoxed(stack);  // Python's has replaced it
+  for (const auto key : {CompositeExplicitAutograd, CompositeImplicitAutograd}) {
+    if (op.hasKernelForDispatchKey(key)) return op.callBoxedForDispatchKey(key, stack);
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(false, dotted_name(op), " has no meta kernel");
+}
+
 }  // namespace
+
+bool has_meta_kernel(const c10::OperatorHandle& op) { return meta_kernels(op).of_aten; }
 
 bool is_random(const c10::OperatorHandle& op) {
   const auto takes_generator = [](const c10::Argument& arg) {
@@ -148,7 +192,7 @@ OutputMetas trial_run(const OpCall& call, c10::Device device, const std::functio
   const StandInGuard guard;
   const KeepGenerator keep(is_random(call.op) && !device.is_meta());  // kernels of meta tensors draw nothing
   torch::jit::Stack stack = stack_of(call, device, stand_in);
-  call.op.callBoxed(stack);
+  device.is_meta() ? call_on_meta(call.op, stack) : call.op.callBoxed(stack);
   return read_metas(stack);
 }
 

@@ -66,7 +66,6 @@ void add_margin_loss(RuleRegistry& registry) {
   line.equation = "";
   line.linear = std::string(line.op).ends_with("backward") ? "grad_output" : "";
   line.choose = equation<kIndex>;
-  line.needs_trial = true;
   OpRule rule = core_dims_rule(line);
   rule.local = [run = rule.local](const LocalCall& local, torch::jit::Stack& stack) { local_share(run, local, stack); };
   registry.add(line.op, std::move(rule));

@@ -295,8 +295,10 @@ void instance_norm(const c10::OperatorHandle& op, Stack& stack) {
     stack.emplace_back(at::batch_norm(x, weight, bias, running_mean, running_var, false, momentum, eps, cudnn));
     return;
   }
-  // Like ATen, saves a copy of the weight for backward, since the weight may be written to meanwhile.
-  at::Tensor y = at::group_norm(x, x.size(1), weight.defined() ? weight.clone() : weight, bias, eps, cudnn);
+  // Like ATen's, the result is row-major, and a copy of the weight is saved for backward: it may be written to
+  // meanwhile.
+  at::Tensor y =
+      at::group_norm(x.contiguous(), x.size(1), weight.defined() ? weight.clone() : weight, bias, eps, cudnn);
   if (has_stats) {
     at::NoGradGuard no_grad;
     std::vector<int64_t> space(static_cast<size_t>(x.dim() - 2));

@@ -115,8 +115,7 @@ std::vector<int64_t> output_sizes(const OpCall& call) {
 }
 
 OutputMetas forward_metas(const OpCall& call) {
-  // ATen checks the sizes before it reports that it cannot compute without data. Python has a meta kernel, whose
-  // strides are row-major whatever those of the arguments.
+  // ATen checks the sizes before it reports that it cannot compute without data.
   run_meta(call);
   return metas_of({meta_tensor(*call.input("input")).new_empty(output_sizes(call)).contiguous(format_of(call))});
 }

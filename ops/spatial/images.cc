@@ -46,8 +46,6 @@ const CoreDimsOp kPooling[] = {
     {"aten::avg_pool2d_backward", "...PQ,...HW->...HW", "grad_output"},
     {"aten::avg_pool3d", "...DHW->...OPQ", "self"},
     {"aten::avg_pool3d_backward", "...OPQ,...DHW->...DHW", "grad_output"},
-    {"aten::_adaptive_avg_pool2d", "...HW->...PQ", "self"},
-    {"aten::_adaptive_avg_pool2d_backward", "...PQ,...HW->...HW", "grad_output"},
     {"aten::_adaptive_avg_pool3d", "...DHW->...OPQ", "self"},
     {"aten::_adaptive_avg_pool3d_backward", "...OPQ,...DHW->...DHW", "grad_output"},
     {"aten::adaptive_max_pool2d", "...HW->...PQ,...PQ"},
@@ -56,13 +54,11 @@ const CoreDimsOp kPooling[] = {
     {"aten::adaptive_max_pool3d_backward", "...OPQ,...DHW,...OPQ->...DHW", "grad_output"},
     {"aten::max_pool2d_with_indices", "...HW->...PQ,...PQ"},
     {"aten::max_pool2d_with_indices_backward", "...PQ,...HW,...PQ->...HW", "grad_output"},
-    {"aten::max_pool3d_with_indices", "...DHW->...OPQ,...OPQ"},
     {"aten::max_pool3d_with_indices_backward", "...OPQ,...DHW,...OPQ->...DHW", "grad_output"},
     {"aten::fractional_max_pool2d", "ncHW,ncK->ncPQ,ncPQ|cHW,1cK->cPQ,cPQ"},
     {"aten::fractional_max_pool2d_backward", "...PQ,...HW,...PQ->...HW", "grad_output"},
     {"aten::fractional_max_pool3d", "ncDHW,ncK->ncOPQ,ncOPQ|cDHW,1cK->cOPQ,cOPQ"},
     {"aten::fractional_max_pool3d_backward", "...OPQ,...DHW,...OPQ->...DHW", "grad_output"},
-    {"aten::max_unpool2d", "...HW,...HW->...PQ", "self"},
     {"aten::max_unpool3d", "...DHW,...DHW->...OPQ", "self"},
 };
 
@@ -82,6 +78,16 @@ std::string padding_equation(const OpCall& call) {
 constexpr const char* kPadding[] = {"reflection_pad1d",  "reflection_pad2d",  "reflection_pad3d",
                                     "replication_pad1d", "replication_pad2d", "replication_pad3d"};
 
+// Results are in the memory format of self, which their meta kernels do not tell.
+const CoreDimsOp kInFormatOfSelf[] = {
+    {"aten::_adaptive_avg_pool2d", "...HW->...PQ", "self"},
+    {"aten::_adaptive_avg_pool2d_backward", "...PQ,...HW->...HW", "grad_output"},
+    {"aten::max_pool3d_with_indices", "...DHW->...OPQ,...OPQ"},
+    {"aten::max_unpool2d", "...HW,...HW->...PQ", "self"},
+    {"aten::pixel_shuffle", "...cHW->...cPQ", "self"},
+    {"aten::pixel_unshuffle", "...cHW->...cPQ", "self"},
+};
+
 const CoreDimsOp kSampling[] = {
     {"aten::grid_sampler_2d", "ncHW,npqT->ncpq", "input"},
     {"aten::_grid_sampler_2d_cpu_fallback", "ncHW,npqT->ncpq", "input"},
@@ -98,8 +104,6 @@ const CoreDimsOp kSampling[] = {
      .linear = "theta",
      .sizes = "size",
      .choose = affine_grid_equation},
-    {"aten::pixel_shuffle", "...cHW->...cPQ", "self"},
-    {"aten::pixel_unshuffle", "...cHW->...cPQ", "self"},
     {"aten::im2col", "ncHW->ncL|cHW->cL", "self"},
     {.op = "aten::col2im", .equation = "ncL->ncHW|cL->cHW", .linear = "self", .metas = col2im_metas},
 };
@@ -144,7 +148,7 @@ void pad_circular_by_pieces(const c10::OperatorHandle& op, torch::jit::Stack& st
   }
   if (!usual) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
   torch::jit::drop(stack, op.schema().arguments().size());
-  at::Tensor x = self;
+  at::Tensor x = self.contiguous();  // as ATen's result, whatever the memory format
   for (int64_t k = 0; k < dims; ++k) {
     const int64_t d = self.dim() - 1 - k, left = pad[2 * k], right = pad[2 * k + 1];
     if (left < 0 || right < 0) x = x.slice(d, std::max<int64_t>(-left, 0), x.size(d) + std::min<int64_t>(right, 0));
@@ -159,11 +163,17 @@ void pad_circular_by_pieces(const c10::OperatorHandle& op, torch::jit::Stack& st
 
 const RuleFamily image_rules("images", [](RuleRegistry& registry) {
   for (const CoreDimsOp& op : kPooling) add_core_dims(registry, op);
-  for (const char* op : kPadding) {
-    const std::string name = std::string("aten::") + op;
-    add_core_dims(registry, {.op = name, .equation = "", .linear = "self", .choose = padding_equation});
-    add_core_dims(registry,
-                  {.op = name + "_backward", .equation = "", .linear = "grad_output", .choose = padding_equation});
+  for (CoreDimsOp op : kInFormatOfSelf) {
+    op.in_format_of_self = true;
+    add_core_dims(registry, op);
+  }
+  for (const std::string op : kPadding) {
+    CoreDimsOp line{.op = "aten::" + op, .equation = "", .linear = "self", .choose = padding_equation};
+    line.in_format_of_self = !op.ends_with("1d");  // as those of the table above
+    add_core_dims(registry, line);
+    line.op += "_backward";
+    line.linear = "grad_output";
+    add_core_dims(registry, line);
   }
   for (const CoreDimsOp& op : kSampling) add_core_dims(registry, op);
   for (const Interpolation& op : kInterpolations) {

@@ -281,8 +281,7 @@ OutputMetas try_small(const CoreDimsOp& op, const OpCall& call) {
 }
 
 OutputMetas metas_of_line(const CoreDimsOp& op, const OpCall& call) {
-  if (op.needs_trial) return try_small(op, call);
-  const bool has_meta = call.op.hasKernelForDispatchKey(c10::DispatchKey::Meta);
+  const bool has_meta = has_meta_kernel(call.op);
   try {
     if (auto metas = run_meta(call)) return *std::move(metas);
   } catch (const c10::Error&) {
@@ -327,7 +326,8 @@ OpRule core_dims_rule(const CoreDimsOp& op) {
   };
   const auto metas = [op](const OpCall& call) {
     const OpCall runnable = as_runnable(call);
-    return op.metas ? op.metas(runnable) : metas_of_line(op, runnable);
+    OutputMetas result = op.metas ? op.metas(runnable) : metas_of_line(op, runnable);
+    return op.in_format_of_self ? in_format_of(*call.input("self"), std::move(result)) : result;
   };
   const auto dims = [op, metas](const OpCall& call) {
     return fitted(op, call, call.results ? *call.results : metas(call));  // verify_rule() asks without results

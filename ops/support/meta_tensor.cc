@@ -23,6 +23,16 @@ OutputMetas contiguous_metas(c10::IntArrayRef sizes, const std::vector<c10::Scal
   return metas_of(outputs);
 }
 
+OutputMetas in_format_of(const Spec& t, OutputMetas metas) {
+  const auto format = meta_tensor(t).suggest_memory_format();
+  for (auto& meta : metas.tensors) {
+    if (!meta) continue;
+    const auto options = at::TensorOptions(meta->dtype).device(c10::DeviceType::Meta).memory_format(format);
+    meta = read_meta(at::empty({meta->sizes.data(), meta->sizes.size()}, options));
+  }
+  return metas;
+}
+
 std::vector<int64_t> local_strides(c10::IntArrayRef sizes, c10::IntArrayRef global_strides) {
   std::vector<size_t> order(sizes.size());
   std::iota(order.begin(), order.end(), 0);

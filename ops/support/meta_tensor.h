@@ -19,6 +19,9 @@ inline c10::ScalarType widened(c10::ScalarType dtype) { return c10::isReducedFlo
 // Row-major metadata: one output per dtype.
 OutputMetas contiguous_metas(c10::IntArrayRef sizes, const std::vector<c10::ScalarType>& dtypes);
 
+// The same results, channels-last if `t` is, else row-major.
+OutputMetas in_format_of(const Spec& t, OutputMetas metas);
+
 // Strides of a dense local part of `sizes` whose dims are ordered in memory as in `global_strides`.
 std::vector<int64_t> local_strides(c10::IntArrayRef sizes, c10::IntArrayRef global_strides);
 

@@ -216,6 +216,33 @@ class TrainTest(unittest.TestCase):
         )
         torch.testing.assert_close(dt.full_tensor(got), F.multilabel_margin_loss(scores, classes, reduction="none"))
 
+    def test_strides_that_meta_kernels_of_python_describe_otherwise(self):
+        def last(t):
+            return t.to(memory_format=torch.channels_last)
+
+        images, volumes, matrices = torch.randn(4, 8, 6, 4), torch.randn(2, 4, 4, 6, 5), torch.randn(4, 3, 5)
+        calls = {
+            "reflect": (images, lambda t: F.pad(last(t), (1, 2, 1, 1), mode="reflect")),
+            "replicate": (images, lambda t: F.pad(last(t), (1, 2, 1, 1), mode="replicate")),
+            "volumes": (volumes, lambda t: F.pad(t.to(memory_format=torch.channels_last_3d), [1] * 6, mode="reflect")),
+            "circular": (images, lambda t: F.pad(last(t), (1, 2, 1, 1), mode="circular")),
+            "shuffle": (images, lambda t: F.pixel_shuffle(last(t), 2)),
+            "unshuffle": (images, lambda t: F.pixel_unshuffle(last(t), 2)),
+            "means": (images, lambda t: F.adaptive_avg_pool2d(last(t), 2)),
+            "transposed": (images, lambda t: F.conv_transpose2d(last(t), last(t.transpose(0, 1)))),
+            "normalized": (images, lambda t: F.instance_norm(last(t))),
+            "unpooled": (images, lambda t: F.max_unpool2d(*F.max_pool2d(last(t), 2, return_indices=True), 2)),
+            "vectors": (matrices, lambda t: torch.linalg.eig(t.mT @ t).eigenvectors),
+            "rows": (matrices, lambda t: torch.linalg.svd(t).Vh),
+        }
+        for name, (plain, call) in calls.items():
+            for placements in ("RR", "S(0)R", "RS(2)"):
+                with self.subTest(name, placements=placements):
+                    got, want = call(dt.distribute(plain, self.mesh, placements)), call(plain)
+                    self.assertEqual(got.stride(), want.stride())
+                    if not matrices.is_set_to(plain):  # signs of vectors are arbitrary
+                        torch.testing.assert_close(dt.full_tensor(got), want)
+
     def test_multihead_attention_module(self):
         x = torch.randn(BATCH, LENGTH, WIDTH, dtype=torch.double)
         plain = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).double()
