@@ -9,7 +9,7 @@
     with dtensor_torch.implicit_replication(): # plain tensors beside distributed ones count as replicated
         y = x * torch.randn(4)
 
-print(), copy.deepcopy(), new_tensor(), torch.save() and torch.load() of distributed tensors work with it. Without it they raise, as they read
+print(), copy.deepcopy(), new_tensor(), new(), resize(), torch.save() and torch.load() of distributed tensors work with it. Without it they raise, as they read
 a storage that such a tensor does not have. Printing shows no values: that would communicate. Use
 torch.ops.dtensor.full_tensor(t) or local_tensors(t).
 
@@ -156,6 +156,24 @@ def _new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, **k
 
 
 torch.Tensor.new_tensor = _new_tensor
+
+_torch_new = torch.Tensor.new
+
+
+def _new(self, *args, **kwargs):
+    """The deprecated one, on which resize() and resize_as() build: new_empty() of sizes, new_tensor() of numbers, and another
+    handle of a tensor."""
+    if not _dt.is_dtensor(self):
+        return _torch_new(self, *args, **kwargs)
+    first = args[0] if args else 0
+    if isinstance(first, torch.Tensor) and _dt.is_dtensor(first):
+        return first.detach()
+    if isinstance(first, (int, torch.Size)):
+        return self.new_empty(first if isinstance(first, torch.Size) else args or (0,), **kwargs)
+    return _new_tensor(self, first, **kwargs)
+
+
+torch.Tensor.new = _new
 
 # ---- files ------------------------------------------------------------------------------------------------------------
 

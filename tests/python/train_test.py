@@ -638,6 +638,18 @@ class HelperTest(unittest.TestCase):
         self.assertEqual(dt.placements(self.d.new_tensor(self.d, dtype=torch.double)), "S(0)S(1)")
         self.assertTrue(torch.equal(self.x.new_tensor([1, 2]), torch.tensor([1, 2]).to(self.x.dtype)))
 
+    def test_new_and_resize(self):
+        for made in (self.d.new(2, 3), self.d.new(torch.Size([2, 3]))):
+            self.assertEqual((made.shape, made.dtype, dt.placements(made)), (torch.Size([2, 3]), self.d.dtype, "RR"))
+        self.assertEqual(self.d.new().shape, torch.Size([0]))
+        self.assertTrue(torch.equal(dt.full_tensor(self.d.new([1.0, 2.0])), self.x.new([1.0, 2.0])))
+        self.assertTrue(torch.equal(dt.full_tensor(self.d.new(self.d)), self.x))
+        self.assertEqual(self.x.new(2, 3).shape, torch.Size([2, 3]))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # both are deprecated
+            for resize in (lambda t: t.resize(t.numel()), lambda t: t.resize_as(t.flatten())):
+                self.assertTrue(torch.equal(dt.full_tensor(resize(self.d)), resize(self.x)))
+
     def test_truncated_normal_initialization(self):
         whole = dt.full_tensor(nn.init.trunc_normal_(self.d.detach().clone(), 0.0, 1.0, -0.5, 0.25))
         self.assertTrue(-0.5 <= whole.min() < whole.max() <= 0.25)
