@@ -2,6 +2,7 @@
 // layout of the example (Replicate where that is Partial); else it is replicated.
 #include <ATen/core/stack.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,13 @@ void make_part(const LocalCall& call, torch::jit::Stack& stack) {
   call.op.callBoxed(stack);
 }
 
+// The example without what fills in its parts, as of a slice that no operator has read: its values are not needed.
+at::Tensor not_read(const at::Tensor& example) {
+  const DTensorMeta& meta = meta_without_sync(example);
+  return make_view(meta.spec, meta.locals, example, example.storage_offset(),
+                   std::make_shared<LocalStorage>(meta.spec->mesh().world(), 0));
+}
+
 // With device "meta" for an example that has data, or the reverse: calls the operator on the example's counterpart
 // there.
 void like_twin(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
@@ -71,6 +79,10 @@ void like_twin(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     auto& given = *(stack.end() - static_cast<std::ptrdiff_t>(schema.arguments().size()));
     if (!world.is_meta() && type == c10::DeviceType::Meta) given = to_meta(example);
     if (world.is_meta() && type == world.with_data().device_type()) given = to_empty(example);
+  }
+  at::Tensor& given = (stack.end() - static_cast<std::ptrdiff_t>(schema.arguments().size()))->toTensor();
+  if (is_dtensor(given) && (meta_without_sync(given).arriving || meta_without_sync(given).storage->observer)) {
+    given = not_read(given);
   }
   dispatch_by_rule(op, stack);
 }

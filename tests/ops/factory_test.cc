@@ -3,7 +3,9 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Generator.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/eye.h>
 #include <ATen/ops/fft_fftfreq.h>
@@ -72,6 +74,22 @@ TEST_CASE("Tensors like another", "[factory]") {
     c.more_partials = {ReduceOp::kMax};
     DYNAMIC_SECTION(row.name) { check_op(c, 30); }
   }
+}
+
+TEST_CASE("Tensors like a slice or a padded tensor fetch nothing of it", "[factory]") {
+  const DeviceMesh mesh(World::local(2), {2}, {"x"});
+  const auto x = distribute_tensor(at::rand({8, 3}), mesh, {Shard(0)});
+  for (const at::Tensor& lazy : {x.slice(0, 3), at::constant_pad_nd(x, {0, 0, 5, 0})}) {
+    CommDebugMode comm;
+    const auto like = at::zeros_like(lazy), empty = at::empty_like(lazy), ones = lazy.new_ones(lazy.sizes());
+    CHECK(comm.total() == 0);
+    CHECK(at::equal(full_tensor(like), at::zeros(lazy.sizes())));
+    CHECK(at::equal(full_tensor(ones), at::ones(lazy.sizes())));
+    CHECK(empty.sizes() == lazy.sizes());
+  }
+  const auto padded = at::constant_pad_nd(x, {0, 0, 5, 0});
+  at::zeros_like(padded);
+  CHECK(at::equal(full_tensor(padded), at::constant_pad_nd(full_tensor(x), {0, 0, 5, 0})));
 }
 
 TEST_CASE("The layout of tensors like another follows the example", "[factory]") {
