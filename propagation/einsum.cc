@@ -127,8 +127,8 @@ absl::InlinedVector<Labels, 4> label_inputs(const OpCall& call, const Equation& 
   return result;
 }
 
-// Broadcast dims have no factor.
-void leave_out_broadcast(const OpCall& call, size_t num_factors, FactorRule& rule) {
+// Broadcast dims have no factor. Error: other sizes that differ where the equation has one letter.
+void leave_out_broadcast(const OpCall& call, std::string_view text, size_t num_factors, FactorRule& rule) {
   absl::InlinedVector<int64_t, 8> sizes(num_factors, 1);
   absl::InlinedVector<bool, 8> in_input(num_factors, false);
   const auto each_dim = [&](auto&& visit) {
@@ -143,7 +143,11 @@ void leave_out_broadcast(const OpCall& call, size_t num_factors, FactorRule& rul
     if (size != 1) sizes[factor] = size;
   });
   each_dim([&](int& factor, int64_t size) {
-    if (size != sizes[factor]) factor = kNoFactor;
+    if (size == sizes[factor]) return;
+    // Where sizes differ, the ranks' parts might still fit on some ranks, which would go on alone.
+    TORCH_CHECK(size == 1, call.name(), ": the sizes ", size, " and ", sizes[factor],
+                " should be equal, by the rule \"", text, "\", in ", call.to_string());
+    factor = kNoFactor;
   });
   for (Factors& dims : rule.outputs) {
     for (int& factor : dims) {
@@ -180,7 +184,7 @@ FactorRule einsum(const OpCall& call, std::string_view text, bool linear) {
   rule.inputs.reserve(input_labels.size());
   for (const Operand& output : equation.outputs) rule.outputs.push_back(numbered(labels(output, ellipsis_dims)));
   for (const Labels& dims : input_labels) rule.inputs.push_back(numbered(dims));
-  leave_out_broadcast(call, factors.size(), rule);
+  leave_out_broadcast(call, text, factors.size(), rule);
 
   for (int factor = 0; factor < static_cast<int>(factors.size()); ++factor) {
     const bool blocked = std::isupper(static_cast<unsigned char>(factors[factor].letter));

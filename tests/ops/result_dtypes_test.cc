@@ -177,6 +177,7 @@ TEST_CASE("Results have ATen's dtypes", "[result_dtypes]") {
             if (shape == Shape::kNumber && (!uses_second || !is_number)) break;
             // A gradient of another shape than the output's is invalid.
             if (shape != Shape::kSame && op.schema().name().find("_backward") != std::string::npos) continue;
+            if (op.schema().name() == "aten::_cdist_backward") continue;  // its outputs are square, none of these is
             compare(op, *args,
                     c10::str(op_info(op).name, " ", first, " beside ", second, " form ", static_cast<int>(shape),
                              " number ", number));

@@ -53,6 +53,12 @@ TEST_CASE("strategies of a matrix product") {
         "P(sum),R->P(sum)  R,P(sum)->P(sum)  P(avg),R->P(avg)  R,P(avg)->P(avg)");
 }
 
+TEST_CASE("dims of one letter that differ in size are an error of the whole call") {
+  const auto a = spec4({8, 6}), b = spec4({5, 4});
+  CHECK_THROWS_WITH(einsum_strategies("aten::mm", {a, b}, "mk,kn->mn"),
+                    Contains("aten::mm: the sizes 6 and 5 should be equal, by the rule \"mk,kn->mn\", in aten::mm("));
+}
+
 TEST_CASE("a term without the contracted factor becomes an addend") {
   auto a = spec4({8, 6}), b = spec4({6, 4});
   const std::string partials =
