@@ -139,6 +139,10 @@ void nll_local(const LocalCall& local, torch::jit::Stack& stack) {
 
 OutputMetas nll2d_metas(const OpCall& call) {
   const at::Tensor self = meta_tensor(*call.input("self"));
+  Shape rows = call.input("self")->sizes();
+  if (rows.size() == 4) rows.erase(rows.begin() + 1);
+  TORCH_CHECK(call.input("target")->sizes() == rows, call.name(), ": target should have the sizes ",
+              at::IntArrayRef(rows), ", as each row of scores has a class, in ", call.to_string());
   return metas_of({self.new_empty(reduces(call) ? Shape() : call.input("target")->sizes()), self.new_empty({})});
 }
 

@@ -16,6 +16,7 @@
 #include <ATen/ops/randint.h>
 #include <ATen/ops/smooth_l1_loss.h>
 #include <ATen/ops/soft_margin_loss.h>
+#include <ATen/ops/zeros.h>
 
 #include "dtensor/redistribute.h"
 #include "dtensor/tensor/representation.h"
@@ -190,6 +191,13 @@ TEST_CASE("cross entropy matches ATen in every layout") {
               {{3, 4, 5, 2}, {3, 5, 2}},
               make_nll});
   }
+}
+
+TEST_CASE("an error of targets in two dims has the sizes of the whole tensors") {
+  const DeviceMesh mesh(World::local(2), {2});
+  const auto scores = distribute_tensor(at::rand({8, 6, 4, 4}), mesh, {Shard(0)});
+  const auto target = distribute_tensor(at::zeros({8, 4, 5}, at::kLong), mesh, {Shard(0)});
+  CHECK_THROWS_WITH(at::nll_loss2d(scores, target), Catch::Contains("[8, 4, 4]") && Catch::Contains("[8, 4, 5]"));
 }
 
 TEST_CASE("losses in an abstract world") {

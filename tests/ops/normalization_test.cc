@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "dtensor/redistribute.h"
 #include "propagation/rule_registry.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
@@ -47,6 +48,13 @@ TEST_CASE("layer norm matches ATen in every layout") {
                {{5, 3, 4}, {4}}};
   stats.grad = {false, false};
   check_op(stats);
+}
+
+TEST_CASE("an error of normalized_shape has the sizes of the whole input") {
+  const DeviceMesh mesh(World::local(2), {2}, {"x"});
+  const auto x = distribute_tensor(at::rand({8, 6}), mesh, {Shard(0)});
+  CHECK_THROWS_WITH(at::layer_norm(x, {5}), Catch::Contains("normalized_shape is [5]") && Catch::Contains("[8, 6]"));
+  CHECK_THROWS_WITH(at::native_layer_norm(x, {5}, {}, {}, 1e-5), Catch::Contains("it has the sizes [8, 6]"));
 }
 
 TEST_CASE("layer norm keeps the dtype of its statistics") {
