@@ -191,6 +191,8 @@ Shape local_shape(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shap
   return sizes;
 }
 
+namespace internal {
+
 std::vector<Block> overlap(const Part& source, const Part& target) {
   TORCH_INTERNAL_ASSERT(source.dims.size() == target.dims.size());
   const size_t ndim = target.dims.size();
@@ -227,5 +229,7 @@ int64_t overlap_numel(const Part& source, const Part& target) {
   }
   return numel;
 }
+
+}  // namespace internal
 
 }  // namespace dtensor

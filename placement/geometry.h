@@ -71,6 +71,8 @@ Part local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shap
 Shape local_shape(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
                   c10::ArrayRef<int64_t> coordinate);
 
+namespace internal {
+
 // A block that two parts share, with its position in each one's local storage. Maximal: elements adjacent in both parts
 // are one block, even where the global indices jump.
 struct Block {
@@ -85,5 +87,7 @@ std::vector<Block> overlap(const Part& source, const Part& target);
 
 // Elements that the two parts have in common.
 int64_t overlap_numel(const Part& source, const Part& target);
+
+}  // namespace internal
 
 }  // namespace dtensor

@@ -5,6 +5,8 @@
 #include "tests/testing/catch2.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 // Every element of a part: global index -> local offset, by explicit loops over the runs of two dims.

@@ -71,7 +71,8 @@ struct PeerParts {
     std::vector<int64_t>& by_rank = cuts[d].cuts[a].in_common[b];
     if (by_rank.empty()) {
       for (size_t r = 0; r < coordinates.size(); ++r) {
-        by_rank.push_back(overlap_numel(Part{{cuts[d].cuts[a].runs[r]}, {}}, Part{{cuts[d].cuts[b].runs[r]}, {}}));
+        by_rank.push_back(
+            internal::overlap_numel(Part{{cuts[d].cuts[a].runs[r]}, {}}, Part{{cuts[d].cuts[b].runs[r]}, {}}));
       }
     }
     return by_rank;
