@@ -116,13 +116,6 @@ Layout layout_of_tangent(const Layout& to) {
   return {to.mesh(), std::move(placements)};
 }
 
-std::tuple<at::Tensor, at::Tensor> unpack(const at::Tensor& dual, const std::string& op) {
-  auto [value, tangent] = at::_unpack_dual(dual, /*level=*/0);
-  TORCH_CHECK_VALUE(is_dtensor(tangent), op, ": the tangent of the distributed tensor, of shape ", tangent.sizes(),
-                    ", is a plain one: give at::_make_dual() a distributed tangent");
-  return {std::move(value), std::move(tangent)};
-}
-
 variable_list move(at::TensorList tensors, c10::ArrayRef<Layout> to, const CommCause& cause,
                    const RedistributeOptions& options) {
   return std::any_of(tensors.begin(), tensors.end(), records)
@@ -136,7 +129,7 @@ variable_list move_with_tangents(at::TensorList tensors, c10::ArrayRef<Layout> t
   std::vector<Layout> to_of_tangents;
   for (size_t i = 0; i < values.size(); ++i) {
     if (!has_tangent(values[i])) continue;
-    auto [value, tangent] = unpack(values[i], cause.op);
+    auto [value, tangent] = at::_unpack_dual(values[i], /*level=*/0);
     values[i] = std::move(value);
     tangents.push_back(std::move(tangent));
     to_of_tangents.push_back(layout_of_tangent(to[i]));
@@ -180,7 +173,7 @@ at::Tensor redistribute_as(const at::Tensor& tensor, const Placements& placement
 
 at::Tensor gather_whole(const at::Tensor& tensor, std::optional<Placements> grad_placements) {
   if (has_tangent(tensor)) {
-    const auto [value, tangent] = unpack(tensor, "full_tensor");
+    const auto [value, tangent] = at::_unpack_dual(tensor, /*level=*/0);
     const at::Tensor whole = gather_whole(value, std::move(grad_placements));
     return at::_make_dual(whole, gather_whole(tangent), /*level=*/0);
   }

@@ -4,7 +4,9 @@
 #include <torch/torch.h>
 
 #include "dtensor/redistribute.h"
+#include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
+#include "dtensor/tensor/step_decider.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/differential.h"
 #include "tests/testing/error_text.h"
@@ -76,6 +78,36 @@ std::vector<Composite> composites() {
       {"linalg_vander", [](const Tensor& t) { return torch::linalg_vander(t, 4); }, torch::rand({2, 3}, d)},
       {"tensor_split", [](const Tensor& t) { return torch::tensor_split(t, 2, 0)[1] * 1; }, torch::rand({5, 6}, d)},
   };
+}
+
+// Counts the calls that it is asked to decide.
+struct CountedCalls final : internal::StepDecider {
+  int64_t announced = 0, decided = 0;
+  void next() override { ++announced; }
+  std::shared_ptr<const Decision> decide(const OpCall&, const std::shared_ptr<const OpRule>&,
+                                         const std::function<std::shared_ptr<const Decision>()>& usual) override {
+    ++decided;
+    return usual();
+  }
+};
+
+TEST_CASE("The operators of linear are decided one by one in inference mode, whatever the sizes of shards",
+          "[dtensor][composites]") {
+  const DeviceMesh mesh(World::local(2), {2});
+  for (const int64_t batch : {4, 5}) {
+    INFO("batch of " << batch);
+    const c10::InferenceMode inference;
+    const Tensor x = distribute_tensor(torch::rand({batch, 3, 4}), mesh, {Shard(0)});
+    const Tensor w = distribute_tensor(torch::rand({6, 4}), mesh, {Replicate()}), columns = w.t();
+    for (const auto& product : {std::function<Tensor()>([&] { return torch::linear(x, w); }),
+                                std::function<Tensor()>([&] { return torch::matmul(x, columns); })}) {
+      CountedCalls calls;
+      const internal::DispatchScopeGuard deciding([&](internal::DispatchScope& s) { s.step_decider = &calls; });
+      product();
+      CHECK(calls.decided > 0);
+      CHECK(calls.announced >= calls.decided);
+    }
+  }
 }
 
 }  // namespace

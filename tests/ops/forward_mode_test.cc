@@ -144,15 +144,6 @@ TEST_CASE("Forward mode: full_tensor() in a world without data keeps the tangent
   CHECK(std::get<1>(at::_unpack_dual(whole, level.level)).defined());
 }
 
-TEST_CASE("Forward mode: a plain tangent of a distributed tensor is an error", "[forward_mode]") {
-  const DeviceMesh mesh(World::local(3), {3});
-  DualLevel level;
-  const Tensor x = zeros({6, 4}, mesh, {Shard(0)});
-  const Tensor dual = at::_make_dual(x, torch::ones({6, 4}), level.level);
-  CHECK_THAT(error_text([&] { redistribute(dual, {Replicate()}); }),
-             Catch::Contains("redistribute: the tangent") && Catch::Contains("[6, 4]"));
-}
-
 TEST_CASE("Forward mode over backward gives a Hessian-vector product", "[forward_mode]") {
   torch::manual_seed(0);
   const Tensor x = torch::rand({5, 4}, torch::kDouble), v = torch::rand({5, 4}, torch::kDouble);

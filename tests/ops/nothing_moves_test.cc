@@ -150,6 +150,8 @@ std::vector<SilentCase> silent_cases() {
        one, true},
       {"a row times no rows", [](T x) { return x.mul(x.slice(0, 0, 0)); }, one, true},
       {"sum of nothing", [](T x) { return x.slice(0, 4, 4).sum(0); }},
+      {"sum of rows without columns", [](T x) { return x.slice(1, 2, 2).sum(); }},
+      {"norm of rows without columns", [](T x) { return x.slice(1, 2, 2).norm(2, 0); }},
       {"mean of nothing", [](T x) { return x.slice(0, 4, 4).mean(0).isnan(); }},
       {"repeat",
        [](T x) {
