@@ -156,11 +156,13 @@ class Deriver {
     return std::nullopt;
   }
 
-  // Whether an input with the factor has no elements, so that nothing is reduced over it.
+  // Whether nothing is reduced over the factor: it has no elements, or the only input has none.
   bool reduces_nothing(int factor) const {
+    const bool is_of_one = rule_.inputs.size() == 1 && rule_.outputs.size() == 1;
     for (size_t i = 0; i < rule_.inputs.size(); ++i) {
-      const bool has = call_.inputs[i] && dim_of(rule_.inputs[i], factor) >= 0;
-      if (has && call_.inputs[i]->meta().numel() == 0) return true;
+      const int d = call_.inputs[i] ? dim_of(rule_.inputs[i], factor) : -1;
+      if (d < 0) continue;
+      if (call_.inputs[i]->sizes()[d] == 0 || (is_of_one && call_.inputs[i]->meta().numel() == 0)) return true;
     }
     return false;
   }

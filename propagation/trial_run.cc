@@ -119,8 +119,8 @@ OutputMetas read_metas(const torch::jit::Stack& stack) {
 }
 
 struct MetaKernels {
-  bool of_python = false;  // it is the one that calls run
-  bool of_aten = false;
+  bool of_python = false;  // Python's is the one that a call on meta tensors runs
+  bool of_aten = false;    // ATen has one, be it replaced
 };
 
 // LibTorch's Python half registers hundreds of meta kernels for operators of ATen, which describe strides and shapes of

@@ -16,7 +16,7 @@
 namespace dtensor::internal {
 
 // Whether ATen has a meta kernel of its own for the operator. Those that only Python registers count as none, so that
-// shapes are inferred alike in Python and C++.
+// shapes are inferred alike in Python and C++, but for elementwise and in-place operators whose kernel Python replaced.
 bool has_meta_kernel(const c10::OperatorHandle& op);
 
 // Whether the operator draws random numbers: it is tagged nondeterministic_seeded, or takes a generator.

@@ -22,6 +22,7 @@ those of torch.distributed.checkpoint, which works on distributed tensors, and o
 import contextlib
 import copy
 import functools
+import numbers
 import os
 import re
 import threading
@@ -139,13 +140,15 @@ _torch_new_tensor = torch.Tensor.new_tensor
 
 
 def _new_tensor(self, data, *, dtype=None, device=None, requires_grad=False, **kwargs):
-    """Replicated, as what new_zeros() makes: give it alike on all ranks. Distributed `data` keeps its layout; plain on a device that
+    """A replicated tensor, of which `data` must be the same on all ranks; distributed `data` keeps its layout. Plain on a device that
     is not the mesh's."""
     if not _dt.is_dtensor(self):
         return _torch_new_tensor(self, data, dtype=dtype, device=device, requires_grad=requires_grad, **kwargs)
     dtype = self.dtype if dtype is None else dtype
     device = self.device if device is None else torch.device(device)
     if isinstance(data, torch.Tensor) and _dt.is_dtensor(data):
+        if kwargs:
+            raise TypeError(f"[new_tensor] {', '.join(kwargs)} cannot be given for distributed data")
         result = data.detach().to(device=device, dtype=dtype, copy=True)
     else:
         result = torch.tensor(data, dtype=dtype, device=device, **kwargs)
@@ -167,8 +170,10 @@ def _new(self, *args, **kwargs):
         return _torch_new(self, *args, **kwargs)
     first = args[0] if args else 0
     if isinstance(first, torch.Tensor) and _dt.is_dtensor(first):
+        if first.dtype != self.dtype:
+            raise TypeError(f"[new] the tensor is of {first.dtype}, and new() was called on one of {self.dtype}")
         return first.detach()
-    if isinstance(first, (int, torch.Size)):
+    if isinstance(first, (numbers.Integral, torch.Size)):
         return self.new_empty(first if isinstance(first, torch.Size) else args or (0,), **kwargs)
     return _new_tensor(self, first, **kwargs)
 

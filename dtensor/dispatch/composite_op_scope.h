@@ -44,7 +44,8 @@ class CompositeOpScope {
   std::string called_operator() const;
 
  private:
-  // Whether it is a plain one of the user's, and no number.
+  // Records the mesh of a distributed argument, or that a plain one was given. Returns whether it is plain and no
+  // number.
   bool note_argument(const at::Tensor& t);
   void begin(bool given_plain);
 

@@ -1,4 +1,4 @@
-// Forward-mode AD, which has one level.
+// Whether forward-mode AD gave a tensor a tangent. PyTorch supports one level, 0.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,7 @@
 // Upsampling of sharded dims by a whole factor: each rank fetches the elements from which its part of the result is
-// interpolated, and the layout stays. Where sizes divide, nearest neighbours move nothing, nor does a factor of 1, by
-// which ATen copies. Other factors, corners aligned by a factor above 1, and antialiasing follow the rule.
+// interpolated, and the layout stays. Where sizes divide, nearest neighbours move nothing. A dim that keeps its size
+// moves nothing: ATen copies it, also with align_corners. Other factors, align_corners and antialiasing follow the
+// rule.
 #include <ATen/ops/constant_pad_nd.h>
 #include <c10/util/accumulate.h>
 

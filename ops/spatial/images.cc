@@ -41,6 +41,21 @@ std::string affine_grid_equation(const OpCall& call) {
   return call.get_ints("size")->size() == 5 ? "nAB->nOPQT" : "nAB->nPQT";
 }
 
+// ATen takes samples for more images than there are: then image i, of which a rank does not know the number, has the
+// i-th of them, so that images are not split.
+std::string fractional_pool_equation(const OpCall& call) {
+  const Spec &self = *call.input("self"), &samples = *call.input("random_samples");
+  const bool is_volume = call.name().find("3d") != std::string::npos;
+  const std::string from = is_volume ? "DHW" : "HW", to = is_volume ? "OPQ" : "PQ";
+  std::string image = "c", sample = "1c";
+  if (self.ndim() > static_cast<int64_t>(from.size()) + 1) {
+    const bool are_as_many = samples.ndim() > 0 && samples.sizes()[0] == self.sizes()[0];
+    image = are_as_many ? "nc" : "Nc";
+    sample = are_as_many ? "nc" : "Mc";
+  }
+  return image + from + "," + sample + "K->" + image + to + "," + image + to;
+}
+
 const CoreDimsOp kPooling[] = {
     {"aten::avg_pool2d", "...HW->...PQ", "self"},
     {"aten::avg_pool2d_backward", "...PQ,...HW->...HW", "grad_output"},
@@ -55,9 +70,9 @@ const CoreDimsOp kPooling[] = {
     {"aten::max_pool2d_with_indices", "...HW->...PQ,...PQ"},
     {"aten::max_pool2d_with_indices_backward", "...PQ,...HW,...PQ->...HW", "grad_output"},
     {"aten::max_pool3d_with_indices_backward", "...OPQ,...DHW,...OPQ->...DHW", "grad_output"},
-    {"aten::fractional_max_pool2d", "ncHW,ncK->ncPQ,ncPQ|cHW,1cK->cPQ,cPQ"},
+    {.op = "aten::fractional_max_pool2d", .equation = "", .choose = fractional_pool_equation},
     {"aten::fractional_max_pool2d_backward", "...PQ,...HW,...PQ->...HW", "grad_output"},
-    {"aten::fractional_max_pool3d", "ncDHW,ncK->ncOPQ,ncOPQ|cDHW,1cK->cOPQ,cOPQ"},
+    {.op = "aten::fractional_max_pool3d", .equation = "", .choose = fractional_pool_equation},
     {"aten::fractional_max_pool3d_backward", "...OPQ,...DHW,...OPQ->...DHW", "grad_output"},
     {"aten::max_unpool3d", "...DHW,...DHW->...OPQ", "self"},
 };
@@ -149,6 +164,7 @@ void pad_circular_by_pieces(const c10::OperatorHandle& op, torch::jit::Stack& st
   if (!usual) return op.callBoxedForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd, stack);
   torch::jit::drop(stack, op.schema().arguments().size());
   at::Tensor x = self.contiguous();  // as ATen's result, whatever the memory format
+  bool is_new = false;               // no view of self
   for (int64_t k = 0; k < dims; ++k) {
     const int64_t d = self.dim() - 1 - k, left = pad[2 * k], right = pad[2 * k + 1];
     if (left < 0 || right < 0) x = x.slice(d, std::max<int64_t>(-left, 0), x.size(d) + std::min<int64_t>(right, 0));
@@ -156,9 +172,11 @@ void pad_circular_by_pieces(const c10::OperatorHandle& op, torch::jit::Stack& st
     if (left > 0) pieces.push_back(x.narrow(d, x.size(d) - left, left));
     pieces.push_back(x);
     if (right > 0) pieces.push_back(x.narrow(d, 0, right));
-    if (pieces.size() > 1) x = at::cat(pieces, d);
+    if (pieces.size() == 1) continue;
+    x = at::cat(pieces, d);
+    is_new = true;
   }
-  stack.emplace_back(x.is_same(self) ? x.clone() : x);
+  stack.emplace_back(is_new ? x : x.clone(at::MemoryFormat::Contiguous));
 }
 
 const RuleFamily image_rules("images", [](RuleRegistry& registry) {

@@ -327,7 +327,8 @@ OpRule core_dims_rule(const CoreDimsOp& op) {
   const auto metas = [op](const OpCall& call) {
     const OpCall runnable = as_runnable(call);
     OutputMetas result = op.metas ? op.metas(runnable) : metas_of_line(op, runnable);
-    return op.in_format_of_self ? in_format_of(*call.input("self"), std::move(result)) : result;
+    const bool keeps_format = op.in_format_of_self && call.mesh.world().device_type() == c10::DeviceType::CPU;
+    return keeps_format ? in_format_of(*call.input("self"), std::move(result)) : result;
   };
   const auto dims = [op, metas](const OpCall& call) {
     return fitted(op, call, call.results ? *call.results : metas(call));  // verify_rule() asks without results

@@ -32,7 +32,7 @@ struct CoreDimsOp {
   const char* sizes = "";  // name of an int[] argument that holds the sizes of the first result
   std::function<OutputMetas(const OpCall&)> metas =
       {};                          // metadata of the results; unset: from ATen, or from a trial on small tensors
-  bool in_format_of_self = false;  // results are channels-last if `self` is, else row-major
+  bool in_format_of_self = false;  // on CPUs results are channels-last if `self` is, else row-major
   bool any_size = false;           // core dims may have any size, so that the trial uses small ones
   std::string (*choose)(const OpCall&) =
       nullptr;  // chooses the equation where it depends on more than the number of dims

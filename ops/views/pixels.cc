@@ -48,7 +48,7 @@ void pixels_as_dims(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     t = self.reshape({batch, c, h / r, r, w / r, r}).permute({0, 1, 3, 5, 2, 4});
   }
   t = t.clone(at::MemoryFormat::Contiguous).view(sizes);  // ATen's result never shares memory, whatever the sizes
-  t = t.contiguous(self.suggest_memory_format());
+  if (self.is_cpu()) t = t.contiguous(self.suggest_memory_format());
   torch::jit::drop(stack, op.schema().arguments().size());
   stack.emplace_back(std::move(t));
 }

@@ -1,5 +1,6 @@
 // Pooling, interpolation, sampling, padding: batch and channels stay split.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_pad_circular.h>
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/adaptive_avg_pool3d.h>
 #include <ATen/ops/adaptive_max_pool2d.h>
@@ -126,6 +127,28 @@ TEST_CASE("maximum pooling and its inverse", "[ops][images]") {
         return torch::nn::functional::lp_pool2d(x.abs() + 0.5, torch::nn::functional::LPPool2dFuncOptions(3, 2));
       },
       false);
+}
+
+TEST_CASE("fractional pooling takes samples for more images than there are", "[ops][images]") {
+  torch::manual_seed(0);
+  const auto x = torch::rand({2, 3, 8, 8}, torch::kDouble), samples = torch::rand({4, 3, 2}, torch::kDouble);
+  const auto expected = std::get<0>(at::fractional_max_pool2d(x, {2, 2}, {3, 4}, samples));
+  const DeviceMesh mesh(World::local(2), {2});
+  for (const int64_t dim : {0, 1}) {
+    const auto y = at::fractional_max_pool2d(distribute_tensor(x, mesh, {Shard(dim)}), {2, 2}, {3, 4},
+                                             distribute_tensor(samples, mesh, {Shard(dim)}));
+    CHECK(full_tensor(std::get<0>(y)).equal(expected));
+  }
+}
+
+TEST_CASE("circular padding by negative numbers shares no memory with the image", "[ops][images]") {
+  const auto x = torch::rand({2, 3, 6}, torch::kDouble);
+  const DeviceMesh mesh(World::local(2), {2});
+  const auto image = distribute_tensor(x, mesh, {Shard(2)});
+  const auto cut = at::_pad_circular(image, {-1, 0});
+  CHECK(full_tensor(cut).equal(x.slice(2, 1)));
+  cut.zero_();
+  CHECK(full_tensor(image).equal(x));
 }
 
 TEST_CASE("fractional pooling with split samples", "[ops][images]") {
