@@ -54,12 +54,13 @@ TEST_CASE("strategies of a matrix product") {
 }
 
 TEST_CASE("a sum over no elements is whole on every rank, and a sum beside it is not") {
-  CHECK(einsum_strategies("aten::mm", {spec4({8, 0}), spec4({0, 4})}, "mk,kn->mn", /*linear=*/false) ==
-        "R,R->R  S(0),R->S(0)  R,S(1)->S(1)  S(1),S(0)->R");
+  CHECK(einsum_strategies("aten::mm", {spec4({8, 0}), spec4({0, 4})}, "mk,kn->mn") ==
+        "R,R->R  S(0),R->S(0)  R,S(1)->S(1)  S(1),S(0)->R  "
+        "P(sum),R->P(sum)  R,P(sum)->P(sum)  P(avg),R->P(avg)  R,P(avg)->P(avg)");
   // Gradients of a weight and a bias: the second result sums the rows of the first input, whatever the second has.
   CHECK(einsum_strategies("aten::mm", {spec4({8, 3}), spec4({8, 0})}, "nm,nk->mk,m") ==
-        "R,R->R,R  S(0),S(0)->P(sum),P(sum)  S(1),R->S(0),S(0)  P(sum),R->P(sum),P(sum)  R,P(sum)->P(sum),P(sum)  "
-        "P(avg),R->P(avg),P(avg)  R,P(avg)->P(avg),P(avg)");
+        "R,R->R,R  S(1),R->S(0),S(0)  R,S(1)->S(1),R  S(0),S(0)->P(sum),P(sum)  "
+        "P(sum),R->P(sum),P(sum)  R,P(sum)->P(sum),P(sum)  P(avg),R->P(avg),P(avg)  R,P(avg)->P(avg),P(avg)");
 }
 
 TEST_CASE("dims of one letter that differ in size are an error of the whole call") {
