@@ -107,15 +107,6 @@ bool lies_as(const at::Tensor& t, const Layout& to) {
   return spec.placements() == to.placements() && spec.mesh() == to.mesh();
 }
 
-// Where the tangent of a tensor in layout `to` goes. It is a sum where it is Partial, whatever reduces its value.
-Layout layout_of_tangent(const Layout& to) {
-  Placements placements = to.placements();
-  for (Placement& p : placements) {
-    if (p.is_partial() && !is_linear(p.reduce_op())) p = Replicate();
-  }
-  return {to.mesh(), std::move(placements)};
-}
-
 variable_list move(at::TensorList tensors, c10::ArrayRef<Layout> to, const CommCause& cause,
                    const RedistributeOptions& options) {
   return std::any_of(tensors.begin(), tensors.end(), records)
@@ -123,6 +114,7 @@ variable_list move(at::TensorList tensors, c10::ArrayRef<Layout> to, const CommC
              : redistribute_below_autograd(tensors, to, cause, options);
 }
 
+// Tangents are tensors like others: they move to the same layout, from whatever layout they have.
 variable_list move_with_tangents(at::TensorList tensors, c10::ArrayRef<Layout> to, const CommCause& cause,
                                  const RedistributeOptions& options) {
   variable_list values(tensors.begin(), tensors.end()), tangents;
@@ -132,7 +124,7 @@ variable_list move_with_tangents(at::TensorList tensors, c10::ArrayRef<Layout> t
     auto [value, tangent] = at::_unpack_dual(values[i], /*level=*/0);
     values[i] = std::move(value);
     tangents.push_back(std::move(tangent));
-    to_of_tangents.push_back(layout_of_tangent(to[i]));
+    to_of_tangents.push_back(to[i]);
   }
   variable_list results = move(values, to, cause, options);
   if (tangents.empty()) return results;
