@@ -2,24 +2,18 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/inlined_vector.h"
 #include "propagation/factor_rule.h"
 
 namespace dtensor {
 
-namespace {
-
-bool has(const std::vector<int>& factors, int factor) {
-  return std::find(factors.begin(), factors.end(), factor) != factors.end();
-}
-
-}  // namespace
-
 Flops flops(const FactorRule& rule) {
   // Factors that a product sums over.
   const auto is_product = [&](const FactorRule::Contraction& c) {
     return std::any_of(rule.terms.begin(), rule.terms.end(), [&](const std::vector<int>& term) {
-      return std::count_if(term.begin(), term.end(), [&](int i) { return has(rule.inputs[i], c.factor); }) > 1;
+      return std::count_if(term.begin(), term.end(),
+                           [&](int i) { return absl::c_linear_search(rule.inputs[i], c.factor); }) > 1;
     });
   };
   if (std::none_of(rule.contractions.begin(), rule.contractions.end(), is_product)) return {};

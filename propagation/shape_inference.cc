@@ -2,7 +2,6 @@
 #include "propagation/shape_inference.h"
 
 #include <ATen/TensorIterator.h>
-#include <ATen/core/PythonOpRegistrationTrampoline.h>
 #include <ATen/core/enum_tag.h>
 #include <ATen/native/TypeProperties.h>
 
@@ -123,10 +122,6 @@ bool is_pointwise(const OpCall& call) {
   return functional && functional->hasTag(at::Tag::pointwise);
 }
 
-// Python replaces ATen's meta kernels by its own, which are slow, and whose type promotion differs (bool ** True,
-// ldexp).
-bool has_meta_kernels_of_python() { return at::impl::PythonOpRegistrationTrampoline::getInterpreter() != nullptr; }
-
 // The results of an elementwise operator on row-major tensors are row-major. So are those of other tensors, but not of
 // each operator: clone() and masked_fill() follow rules of their own.
 bool is_row_major(const OpCall& call) {
@@ -182,6 +177,7 @@ std::optional<OutputMetas> try_meta(const OpCall& call) {
 
 // New results; nullopt: not known.
 std::optional<OutputMetas> infer_new(const OpCall& call) {
+  // Python's meta kernels are slow, and their type promotion differs (bool ** True, ldexp).
   if (has_meta_kernels_of_python() && is_pointwise(call)) {
     if (auto metas = try_elementwise(call)) return metas;
   }

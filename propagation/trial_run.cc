@@ -123,11 +123,10 @@ struct MetaKernels {
   bool of_aten = false;    // ATen has one, be it replaced
 };
 
-// LibTorch's Python half registers hundreds of meta kernels for operators of ATen, which describe strides and shapes of
-// some results otherwise than the operators compute them.
+// Python's kernels describe strides and shapes of some results otherwise than the operators compute them.
 MetaKernels meta_kernels(const c10::OperatorHandle& op) {
   MetaKernels result = {.of_aten = op.hasKernelForDispatchKey(c10::DispatchKey::Meta)};
-  if (!result.of_aten || at::impl::PythonOpRegistrationTrampoline::getInterpreter() == nullptr) return result;
+  if (!result.of_aten || !has_meta_kernels_of_python()) return result;
   if (!absl::StartsWith(op.operator_name().name, "aten::")) return result;  // nothing else describes others
   result.of_aten = false;
   const std::string state = op.dumpState();  // tells where kernels come from, also those that Python's replace
@@ -157,6 +156,8 @@ void call_on_meta(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
 }
 
 }  // namespace
+
+bool has_meta_kernels_of_python() { return at::impl::PythonOpRegistrationTrampoline::getInterpreter() != nullptr; }
 
 bool has_meta_kernel(const c10::OperatorHandle& op) { return meta_kernels(op).of_aten; }
 

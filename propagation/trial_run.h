@@ -15,6 +15,9 @@
 
 namespace dtensor::internal {
 
+// Whether LibTorch's Python half, which registers hundreds of meta kernels for operators of ATen, is loaded.
+bool has_meta_kernels_of_python();
+
 // Whether ATen has a meta kernel of its own for the operator. Those that only Python registers count as none, so that
 // shapes are inferred alike in Python and C++, but for elementwise and in-place operators whose kernel Python replaced.
 bool has_meta_kernel(const c10::OperatorHandle& op);

@@ -7,7 +7,6 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/strings/str_join.h"
 #include "ops/support/core_dims.h"
 #include "ops/support/meta_tensor.h"
 #include "propagation/factor_rule.h"
@@ -67,9 +66,8 @@ int num_batch_dims(const OpCall& call) {
   TORCH_CHECK(!shape.empty() && static_cast<int64_t>(shape.size()) <= ndim, call.name(), ": normalized_shape has ",
               shape.size(), " dims, the input ", ndim);
   const at::IntArrayRef sizes = call.input("input")->sizes();
-  TORCH_CHECK(sizes.slice(sizes.size() - shape.size()) == at::IntArrayRef(shape), call.name(),
-              ": normalized_shape is [", absl::StrJoin(shape, ", "),
-              "], which the last sizes of the input should be, but it has the sizes ", sizes);
+  TORCH_CHECK(sizes.slice(sizes.size() - shape.size()) == at::IntArrayRef(shape), call.name(), ": normalized_shape is ",
+              at::IntArrayRef(shape), ", which the last sizes of the input should be, but it has the sizes ", sizes);
   return static_cast<int>(ndim - shape.size());
 }
 

@@ -71,18 +71,18 @@ at::Tensor not_read(const at::Tensor& example) {
 void like_twin(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   const auto& schema = op.schema();
   const auto args = torch::jit::last(stack, schema.arguments().size());
-  const at::Tensor example = args[0].toTensor();
+  c10::IValue& given = *(stack.end() - static_cast<std::ptrdiff_t>(args.size()));
+  const at::Tensor example = given.toTensor();
   const auto device = schema.argumentIndexWithName("device");
   if (device && args[*device].isDevice() && is_dtensor(example)) {
     const World& world = spec_of(example)->mesh().world();
     const auto type = args[*device].toDevice().type();
-    auto& given = *(stack.end() - static_cast<std::ptrdiff_t>(schema.arguments().size()));
     if (!world.is_meta() && type == c10::DeviceType::Meta) given = to_meta(example);
     if (world.is_meta() && type == world.with_data().device_type()) given = to_empty(example);
   }
-  at::Tensor& given = (stack.end() - static_cast<std::ptrdiff_t>(schema.arguments().size()))->toTensor();
-  if (is_dtensor(given) && (meta_without_sync(given).arriving || meta_without_sync(given).storage->observer)) {
-    given = not_read(given);
+  if (const at::Tensor& t = given.toTensor(); is_dtensor(t)) {
+    const DTensorMeta& meta = meta_without_sync(t);
+    if (meta.arriving || meta.storage->observer) given = not_read(t);
   }
   dispatch_by_rule(op, stack);
 }

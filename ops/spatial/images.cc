@@ -75,6 +75,16 @@ const CoreDimsOp kPooling[] = {
     {.op = "aten::fractional_max_pool3d", .equation = "", .choose = fractional_pool_equation},
     {"aten::fractional_max_pool3d_backward", "...OPQ,...DHW,...OPQ->...DHW", "grad_output"},
     {"aten::max_unpool3d", "...DHW,...DHW->...OPQ", "self"},
+    // Results are in the memory format of self, which their meta kernels do not tell.
+    {.op = "aten::_adaptive_avg_pool2d", .equation = "...HW->...PQ", .linear = "self", .in_format_of_self = true},
+    {.op = "aten::_adaptive_avg_pool2d_backward",
+     .equation = "...PQ,...HW->...HW",
+     .linear = "grad_output",
+     .in_format_of_self = true},
+    {.op = "aten::max_pool3d_with_indices", .equation = "...DHW->...OPQ,...OPQ", .in_format_of_self = true},
+    {.op = "aten::max_unpool2d", .equation = "...HW,...HW->...PQ", .linear = "self", .in_format_of_self = true},
+    {.op = "aten::pixel_shuffle", .equation = "...cHW->...cPQ", .linear = "self", .in_format_of_self = true},
+    {.op = "aten::pixel_unshuffle", .equation = "...cHW->...cPQ", .linear = "self", .in_format_of_self = true},
 };
 
 // Dims to which no padding is added may be split. The padding of the last dim comes first.
@@ -92,16 +102,6 @@ std::string padding_equation(const OpCall& call) {
 
 constexpr const char* kPadding[] = {"reflection_pad1d",  "reflection_pad2d",  "reflection_pad3d",
                                     "replication_pad1d", "replication_pad2d", "replication_pad3d"};
-
-// Results are in the memory format of self, which their meta kernels do not tell.
-const CoreDimsOp kInFormatOfSelf[] = {
-    {"aten::_adaptive_avg_pool2d", "...HW->...PQ", "self"},
-    {"aten::_adaptive_avg_pool2d_backward", "...PQ,...HW->...HW", "grad_output"},
-    {"aten::max_pool3d_with_indices", "...DHW->...OPQ,...OPQ"},
-    {"aten::max_unpool2d", "...HW,...HW->...PQ", "self"},
-    {"aten::pixel_shuffle", "...cHW->...cPQ", "self"},
-    {"aten::pixel_unshuffle", "...cHW->...cPQ", "self"},
-};
 
 const CoreDimsOp kSampling[] = {
     {"aten::grid_sampler_2d", "ncHW,npqT->ncpq", "input"},
@@ -181,13 +181,9 @@ void pad_circular_by_pieces(const c10::OperatorHandle& op, torch::jit::Stack& st
 
 const RuleFamily image_rules("images", [](RuleRegistry& registry) {
   for (const CoreDimsOp& op : kPooling) add_core_dims(registry, op);
-  for (CoreDimsOp op : kInFormatOfSelf) {
-    op.in_format_of_self = true;
-    add_core_dims(registry, op);
-  }
   for (const std::string op : kPadding) {
     CoreDimsOp line{.op = "aten::" + op, .equation = "", .linear = "self", .choose = padding_equation};
-    line.in_format_of_self = !op.ends_with("1d");  // as those of the table above
+    line.in_format_of_self = !op.ends_with("1d");
     add_core_dims(registry, line);
     line.op += "_backward";
     line.linear = "grad_output";

@@ -281,11 +281,10 @@ OutputMetas try_small(const CoreDimsOp& op, const OpCall& call) {
 }
 
 OutputMetas metas_of_line(const CoreDimsOp& op, const OpCall& call) {
-  const bool has_meta = has_meta_kernel(call.op);
   try {
     if (auto metas = run_meta(call)) return *std::move(metas);
   } catch (const c10::Error&) {
-    if (has_meta) throw;  // else: composite of operators without one
+    if (has_meta_kernel(call.op)) throw;  // else: composite of operators without one
   }
   return try_small(op, call);
 }

@@ -188,7 +188,7 @@ TEST_CASE("ranks compute on several threads at the same time, each with what the
   CHECK(notes().in_inference == 8);
 }
 
-TEST_CASE("ranks compute one after the other unless told otherwise, in small and random operators, and on one thread") {
+TEST_CASE("ranks compute one after the other by default, in small and random operators, and on one thread") {
   add_rules();
   const Tensor x = distribute_tensor(numbered_by_rank(8), ranks(8), {Shard(0)});
   const auto threads_of = [](const Tensor& t, const auto& call) {
