@@ -143,7 +143,7 @@ std::string no_such_dim(absl::string_view what, int64_t dim, int64_t ndim) {
 
 bool commute(ReduceOp a, ReduceOp b) { return a == b || (is_linear(a) && is_linear(b)); }
 
-absl::Status normalize_error(const Placements& placements, size_t mesh_dim, absl::string_view reason) {
+absl::Status placements_error(const Placements& placements, size_t mesh_dim, absl::string_view reason) {
   return absl::InvalidArgumentError(
       absl::StrCat(to_string(placements[mesh_dim]), " over mesh dim ", mesh_dim, ": ", reason));
 }
@@ -152,33 +152,42 @@ absl::Status normalize_error(const Placements& placements, size_t mesh_dim, absl
 
 absl::StatusOr<Placements> parse_placements(std::string_view text) { return Parser(text).parse(); }
 
-absl::StatusOr<Placements> normalize_placements(const Placements& placements, int64_t ndim) {
-  Placements normalized = placements;
+absl::Status check_placements(const Placements& placements, int64_t ndim) {
   std::optional<size_t> first_partial;
   for (size_t i = 0; i < placements.size(); ++i) {
     const Placement& p = placements[i];
-    if (p.is_sharded()) {
-      const auto dim = valid_dim(p.dim(), ndim);
-      if (!dim) return normalize_error(placements, i, no_such_dim("tensor", p.dim(), ndim));
-      if (p.is_strided_shard() && p.split_factor() < 1) {
-        return normalize_error(placements, i, "the split factor must be at least 1");
-      }
-      normalized[i] = with_dim(p, *dim);
+    if (p.is_sharded() && !valid_dim(p.dim(), ndim)) {
+      return placements_error(placements, i, no_such_dim("tensor", p.dim(), ndim));
+    }
+    if (p.is_strided_shard() && p.split_factor() < 1) {
+      return placements_error(placements, i, "the split factor must be at least 1");
     }
     if (p.is_mask_partial()) {
       const int64_t table_ndim = p.offset_shape().size();
-      const auto dim = valid_dim(p.offset_dim(), table_ndim);
-      if (!dim) return normalize_error(placements, i, no_such_dim("table", p.offset_dim(), table_ndim));
-      normalized[i] = MaskPartial(p.offset_shape(), *dim, p.reduce_op());
+      if (!valid_dim(p.offset_dim(), table_ndim))
+        return placements_error(placements, i, no_such_dim("table", p.offset_dim(), table_ndim));
     }
     if (p.is_partial()) {
       if (!first_partial) first_partial = i;
       const Placement& first = placements[*first_partial];
       if (!commute(first.reduce_op(), p.reduce_op())) {
-        return normalize_error(placements, i,
-                               absl::StrCat("it does not commute with ", to_string(first), " over mesh dim ",
-                                            *first_partial, "; of different reductions only sum and avg mix"));
+        return placements_error(placements, i,
+                                absl::StrCat("it does not commute with ", to_string(first), " over mesh dim ",
+                                             *first_partial, "; of different reductions only sum and avg mix"));
       }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Placements> normalize_placements(const Placements& placements, int64_t ndim) {
+  if (absl::Status error = check_placements(placements, ndim); !error.ok()) return error;
+  Placements normalized = placements;
+  for (Placement& p : normalized) {
+    if (p.is_sharded()) p = with_dim(p, *valid_dim(p.dim(), ndim));
+    if (p.is_mask_partial() && p.offset_dim() < 0) {
+      const int64_t table_ndim = p.offset_shape().size();
+      p = MaskPartial(p.offset_shape(), *valid_dim(p.offset_dim(), table_ndim), p.reduce_op());
     }
   }
   return normalized;

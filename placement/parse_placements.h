@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "placement/placement.h"
 
@@ -19,5 +20,7 @@ absl::StatusOr<Placements> parse_placements(std::string_view text);
 // Error: InvalidArgument for a dim outside [-ndim, ndim), a split factor < 1, or Partials that do not commute: all must
 // have one ReduceOp, but kSum and kAvg mix.
 absl::StatusOr<Placements> normalize_placements(const Placements& placements, int64_t ndim);
+// The same error, without a copy of the placements.
+absl::Status check_placements(const Placements& placements, int64_t ndim);
 
 }  // namespace dtensor::internal

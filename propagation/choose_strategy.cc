@@ -1,6 +1,7 @@
 #include "propagation/choose_strategy.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -73,7 +74,7 @@ bool input_allowed(const Problem& problem, size_t i, int64_t d, const Placement&
 }
 
 // Whether written tensors keep their layout along mesh dim d. One with a mutable layout is written in its new one.
-// `at(o)`, `in(i)`: the strategy's placements there.
+// `out(o)`, `in(i)`: the strategy's placements there.
 template <typename Out, typename In>
 bool keeps_written(const Problem& problem, int64_t d, size_t num_outputs, const Out& out, const In& in) {
   for (size_t o = 0; o < num_outputs; ++o) {
@@ -167,32 +168,31 @@ Problem unlimited(Problem problem) {
   return problem;
 }
 
+// Whether the call may take the strategy along mesh dim d.
+bool is_allowed(const Problem& problem, int64_t d, const DimStrategy& s) {
+  check_shape(problem, s.inputs.size(), s.outputs.size());
+  const auto out = [&](size_t o) -> const Placement& { return s.outputs[o]; };
+  const auto in = [&](size_t i) -> const Placement& { return s.inputs[i]; };
+  if (!keeps_written(problem, d, s.outputs.size(), out, in)) return false;
+  if (!dtypes_allow(problem, s.outputs.size(), out, in)) return false;
+  for (size_t i = 0; i < s.inputs.size(); ++i) {
+    if (problem.call.inputs[i] && !input_allowed(problem, i, d, s.inputs[i])) return false;
+  }
+  for (size_t o = 0; o < s.outputs.size(); ++o) check_output(problem, o, s.outputs[o]);
+  return true;
+}
+
 // Per mesh dim, the strategies of the rule that the call may take.
 std::vector<std::vector<DimStrategy>> fitting_options(const Problem& problem, const OpRule& rule) {
-  std::vector<std::vector<DimStrategy>> options;
-  std::vector<DimStrategy> all;
+  std::vector<std::vector<DimStrategy>> options(problem.mesh_ndim());
   for (int64_t d = 0; d < problem.mesh_ndim(); ++d) {
-    all = rule.per_dim(problem.functional, d);
-    std::vector<DimStrategy> fitting;
-    fitting.reserve(all.size());
-    for (DimStrategy& s : all) {
-      check_shape(problem, s.inputs.size(), s.outputs.size());
-      bool allowed =
-          keeps_written(
-              problem, d, s.outputs.size(), [&](size_t o) { return s.outputs[o]; },
-              [&](size_t i) { return s.inputs[i]; }) &&
-          dtypes_allow(
-              problem, s.outputs.size(), [&](size_t o) { return s.outputs[o]; }, [&](size_t i) { return s.inputs[i]; });
-      for (size_t i = 0; allowed && i < s.inputs.size(); ++i) {
-        allowed = !problem.call.inputs[i] || input_allowed(problem, i, d, s.inputs[i]);
-      }
-      if (!allowed) continue;
-      for (size_t o = 0; o < s.outputs.size(); ++o) check_output(problem, o, s.outputs[o]);
-      fitting.push_back(std::move(s));
-    }
-    if (fitting.empty()) throw_none(problem, d, all);  // where none fits, none was moved
-    keep_unsharded(problem, d, fitting);
-    options.push_back(std::move(fitting));
+    options[d] = rule.per_dim(problem.functional, d);
+    const auto fits = [&](const DimStrategy& s) { return is_allowed(problem, d, s); };
+    const auto first = std::find_if(options[d].begin(), options[d].end(), fits);
+    if (first == options[d].end()) throw_none(problem, d, options[d]);
+    options[d].erase(options[d].begin(), first);
+    options[d].erase(std::remove_if(options[d].begin() + 1, options[d].end(), std::not_fn(fits)), options[d].end());
+    keep_unsharded(problem, d, options[d]);
   }
   return options;
 }
@@ -209,8 +209,8 @@ Strategy choose_per_dim(const Problem& problem, const OpRule& rule, SearchEffort
 // Whether a whole strategy keeps the layout of written inputs, and requires only possible placements of the others.
 bool is_allowed(const Problem& problem, const Strategy& s) {
   for (int64_t d = 0; d < problem.mesh_ndim(); ++d) {
-    const auto out = [&](size_t o) { return s.outputs[o][d]; };
-    const auto in = [&](size_t i) { return s.inputs[i][d]; };
+    const auto out = [&](size_t o) -> const Placement& { return s.outputs[o][d]; };
+    const auto in = [&](size_t i) -> const Placement& { return s.inputs[i][d]; };
     if (!keeps_written(problem, d, s.outputs.size(), out, in) || !dtypes_allow(problem, s.outputs.size(), out, in)) {
       return false;
     }
@@ -252,9 +252,9 @@ const Strategy* cheapest(const Problem& problem, const std::vector<Strategy>& al
       DimStrategy& option = options.emplace_back();
       for (const auto& placements : s.outputs) option.outputs.push_back(placements[d]);
       for (const auto& placements : s.inputs) option.inputs.push_back(placements.empty() ? Placement() : placements[d]);
-      fits = fits || keeps_written(
-                         problem, d, option.outputs.size(), [&](size_t o) { return option.outputs[o]; },
-                         [&](size_t i) { return option.inputs[i]; });
+      const auto out = [&](size_t o) -> const Placement& { return option.outputs[o]; };
+      const auto in = [&](size_t i) -> const Placement& { return option.inputs[i]; };
+      fits = fits || keeps_written(problem, d, option.outputs.size(), out, in);
     }
     if (!fits) throw_none(problem, d, options);
   }

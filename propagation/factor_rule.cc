@@ -1,6 +1,7 @@
 #include "propagation/factor_rule.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/container/inlined_vector.h"
 
@@ -17,8 +18,12 @@ int dim_of(const Factors& factors, int factor) {
 }
 
 bool writes_to_inputs(const OpCall& call) {
-  const std::vector<bool> written = call.written();
-  return std::find(written.begin(), written.end(), true) != written.end();
+  const auto& arguments = call.schema().arguments();
+  for (size_t a = 0; a < arguments.size(); ++a) {
+    const auto* alias = arguments[a].alias_info();
+    if (alias != nullptr && alias->isWrite() && call.slots[a].count > 0) return true;
+  }
+  return false;
 }
 
 // Derives the strategies of one rule; see strategies().
@@ -277,14 +282,16 @@ FactorRule pointwise(const OpCall& call, int num_outputs) {
   FactorRule rule;
   int64_t ndim = 0;
   for (const auto& input : call.inputs) ndim = std::max(ndim, input ? input->ndim() : 0);
-  std::vector<int64_t> sizes(ndim, 1);
+  Shape sizes(ndim, 1);
   for (const auto& input : call.inputs) {
     for (int64_t d = 0; input && d < input->ndim(); ++d) {
       if (input->sizes()[d] != 1) sizes[d + ndim - input->ndim()] = input->sizes()[d];
     }
   }
+  rule.inputs.reserve(call.inputs.size());
   for (const auto& input : call.inputs) {
     Factors factors;
+    factors.reserve(input ? input->ndim() : 0);
     for (int64_t d = 0; input && d < input->ndim(); ++d) {
       const int64_t factor = d + ndim - input->ndim();
       // Of a single element that is broadcast to none, nothing is needed.
@@ -293,8 +300,8 @@ FactorRule pointwise(const OpCall& call, int num_outputs) {
     }
     rule.inputs.push_back(std::move(factors));
   }
-  Factors all;
-  for (int64_t d = 0; d < ndim; ++d) all.push_back(static_cast<int>(d));
+  Factors all(ndim);
+  std::iota(all.begin(), all.end(), 0);
   rule.outputs.assign(num_outputs, all);
   return rule;
 }

@@ -129,10 +129,10 @@ std::vector<int> find_fixed_outputs(const OpCall& call, const OutputMetas& metas
   return result;
 }
 
-Placements normalized(const OpCall& call, const Placements& placements, int64_t ndim) {
-  auto result = normalize_placements(placements, ndim);
-  TORCH_CHECK(result.ok(), "rule of ", call.name(), ": ", std::string(result.status().message()));
-  return *std::move(result);
+SpecPtr output_spec(const OpCall& call, const Placements& placements, const TensorMeta& meta) {
+  const absl::Status error = check_placements(placements, static_cast<int64_t>(meta.sizes.size()));
+  TORCH_CHECK(error.ok(), "rule of ", call.name(), ": ", std::string(error.message()));
+  return Spec::get(call.mesh, placements, meta);
 }
 
 // Throws the error for the input that needs most: its limit suffices for all.
@@ -213,12 +213,7 @@ std::shared_ptr<const Decision> decision_of(const Problem& problem, const Strate
   decision->output_counts = metas.counts;
   decision->output_offsets = metas.offsets;
   for (size_t o = 0; o < metas.tensors.size(); ++o) {
-    if (!metas.tensors[o]) {
-      decision->outputs.push_back(nullptr);
-      continue;
-    }
-    const int64_t ndim = static_cast<int64_t>(metas.tensors[o]->sizes.size());
-    decision->outputs.push_back(Spec::get(call.mesh, normalized(call, choice.outputs[o], ndim), *metas.tensors[o]));
+    decision->outputs.push_back(metas.tensors[o] ? output_spec(call, choice.outputs[o], *metas.tensors[o]) : nullptr);
   }
   decision->output_hints = find_output_hints(problem, choice, *decision->rule, decision->outputs);
   decision->direct = is_direct(*decision);

@@ -66,7 +66,7 @@ std::optional<Score> Pricer::price(const Strategy& s, Picoseconds limit, bool qu
   ++priced_;
   for (size_t o = 0; o < s.outputs.size(); ++o) {
     if (o < problem_.metas.tensors.size() && !problem_.metas.tensors[o]) continue;
-    if (!normalize_placements(s.outputs[o], std::numeric_limits<int32_t>::max()).ok()) return std::nullopt;
+    if (!check_placements(s.outputs[o], std::numeric_limits<int32_t>::max()).ok()) return std::nullopt;
   }
   // First with lower bounds for redistributions that are not planned yet.
   Score score{new_sharding_cost(s), 0};
@@ -133,7 +133,7 @@ int Pricer::move_count(const Group& g) const {
 
 void Pricer::bound(size_t input, const Placements& to, Price& price) const {
   price.cost = kNever;
-  if (!normalize_placements(to, problem_.call.inputs[input]->ndim()).ok()) return;
+  if (!check_placements(to, problem_.call.inputs[input]->ndim()).ok()) return;
   const SpecPtr moved = moved_of(problem_.call, input, to);
   const double least = least_seconds(moved->mesh(), moved->meta(), moved->placements(), to, *problem_.cost);
   price.cost = std::max<Picoseconds>(0, picoseconds(least) - 1);

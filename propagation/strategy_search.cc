@@ -147,9 +147,8 @@ std::optional<Strategy> Search::run(SearchEffort& effort) {
   effort.planned += pricer_.planned();
   if (!found_) return std::nullopt;
   effort.seconds = static_cast<double>(best_.cost) * 1e-12;
-  Strategy best;
-  combine(best_chosen_, /*all=*/true, best);
-  return best;
+  combine(best_chosen_, /*all=*/true, candidate_);
+  return std::move(candidate_);
 }
 
 // The first strategies that use every input in its layout, if all mesh dims have one: nothing can be cheaper, unless
@@ -286,11 +285,15 @@ Search::Choice Search::change_pairs(Choice at, Score score) {
 // Sets `s` to the strategy of `chosen`. Without `all`, only for one input per group.
 void Search::combine(const Choice& chosen, bool all, Strategy& s) const {
   s.inputs.resize(problem_.functional.inputs.size());
-  for (Placements& placements : s.inputs) placements.clear();
-  for (Placements& placements : s.outputs) placements.clear();
+  if (!options_.empty()) s.outputs.resize(options_[0][chosen[0]].outputs.size());
+  for (auto* all_placements : {&s.inputs, &s.outputs}) {
+    for (Placements& placements : *all_placements) {
+      placements.clear();
+      placements.reserve(options_.size());
+    }
+  }
   for (size_t d = 0; d < options_.size(); ++d) {
     const DimStrategy& option = options_[d][chosen[d]];
-    s.outputs.resize(option.outputs.size());
     if (all) {
       for (size_t i = 0; i < s.inputs.size(); ++i) s.inputs[i].push_back(option.inputs[i]);
     } else {

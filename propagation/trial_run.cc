@@ -50,6 +50,7 @@ class KeepGenerator {
 torch::jit::Stack stack_of(const OpCall& call, c10::Device device, const std::function<at::Tensor(int)>& stand_in) {
   torch::jit::Stack stack;
   const auto& arguments = call.schema().arguments();
+  stack.reserve(arguments.size());
   for (size_t a = 0; a < arguments.size(); ++a) {
     const ArgSlot& slot = call.slots[a];
     if (slot.kind == ArgSlot::Kind::kTensor) {

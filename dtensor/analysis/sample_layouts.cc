@@ -107,7 +107,7 @@ std::vector<Layouts> layouts_of(const Tensors& tensors, int64_t ndim, int64_t mo
       layouts[o / static_cast<size_t>(ndim)].push_back(options[o][choice]);
     }
     bool fits = true;  // not all kinds of Partial can be mixed
-    for (size_t i = 0; i < layouts.size(); ++i) fits = fits && normalize_placements(layouts[i], tensors[i].dim()).ok();
+    for (size_t i = 0; i < layouts.size(); ++i) fits = fits && check_placements(layouts[i], tensors[i].dim()).ok();
     if (fits) result.push_back(std::move(layouts));
   }
   return result;

@@ -192,7 +192,7 @@ at::Tensor StyledCall::run_in_chunks(const at::Tensor& given, c10::ArrayRef<c10:
   LinearMoves moves{style.mesh_dim, {}, {}, cause("input"), cause("output")};
   // Of the result, too, which has as many dims. What does not fit is an error of moved().
   const auto fits = [&](const std::optional<Placement>& to) {
-    return !to || normalize_placements({*to}, given.dim()).ok();
+    return !to || check_placements({*to}, given.dim()).ok();
   };
   if (!fits(style.input) || !fits(style.output)) return {};
   if (style.input) moves.input = layout(given, *style.input, "input")[style.mesh_dim];

@@ -37,10 +37,13 @@ OpRule pointwise_op(PointwisePartials partials) {
     for (const auto& term : partials.terms) {
       if (auto inputs = indices(call, term); !inputs.empty()) factors.terms.push_back(std::move(inputs));
     }
+    factors.passthroughs.reserve(partials.passes.size());
+    const Names* names = nullptr;
+    std::vector<int> inputs;
     for (const auto& pass : partials.passes) {
-      if (auto inputs = indices(call, pass.arguments); !inputs.empty()) {
-        factors.passthroughs.push_back({std::move(inputs), pass.in, pass.out, pass.maths});
-      }
+      if (names == nullptr || *names != pass.arguments) inputs = indices(call, pass.arguments);
+      names = &pass.arguments;
+      if (!inputs.empty()) factors.passthroughs.push_back({inputs, pass.in, pass.out, pass.maths});
     }
     return factors;
   });

@@ -136,6 +136,8 @@ OpCall make_call(const OpInfo& info, const Inputs& in, c10::ArrayRef<c10::IValue
   call.mesh = in.mesh;
   call.slots.assign(in.slots.begin(), in.slots.end());
   call.context = in.context;
+  call.args.reserve(args.size());
+  call.inputs.reserve(in.tensors.size());
   for (size_t i = 0; i < args.size(); ++i) {
     call.args.push_back(in.slots[i].kind == ArgSlot::Kind::kStatic ? args[i] : c10::IValue());
   }
