@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Measures calls on this library's distributed tensors next to the same calls on those of PyTorch's DTensor.
+"""Measures what calls on distributed tensors cost beyond those on plain ones, for this library and PyTorch's DTensor.
 
     torch_dtensor.py SITE LIBRARY [--json FILE]
 
-SITE is the folder from which Python imports torch, LIBRARY is libdtensor.so. Python calls both, in one process and by turns, on
-a mesh of one rank; tensors are of 10 x 10, so that the time is the overhead. PyTorch's process group is its fake one.
+SITE is the folder from which Python imports torch, LIBRARY is libdtensor.so. Python calls all three by turns, in one process, on
+a mesh of one rank and tensors of 10 x 10. An overhead is the time of a call without that of the same call on plain tensors;
+PyTorch's process group is its fake one.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import warnings
 
 from rows import Rows
 
-WORKLOAD = "calls next to PyTorch's DTensor"
+WORKLOAD = "overhead of calls next to PyTorch's DTensor"
 PAIRS = 60
 
 
@@ -27,41 +28,50 @@ def times_of(call, repetitions):
     return (time.perf_counter() - begin) / repetitions * 1e6
 
 
-def compare(rows, workload, ours, theirs, at_least):
-    """`at_least`: how many times as fast ours has to be; None: no gate."""
-    times_of(ours, 20), times_of(theirs, 20)
-    repetitions = max(1, int(2000 / times_of(theirs, 5)))
-    report(rows, workload, [(times_of(ours, repetitions), times_of(theirs, repetitions)) for _ in range(PAIRS + 5)][5:], at_least)
+def compare(rows, workload, calls, at_least):
+    """`calls`: on plain tensors, on ours and on PyTorch's. `at_least`: how many times our overhead theirs has to be."""
+    for call in calls:
+        times_of(call, 20)
+    repetitions = max(1, int(2000 / times_of(calls[-1], 5)))
+    turns = [[times_of(call, repetitions) for call in calls] for _ in range(PAIRS + 5)][5:]
+    plain, ours, theirs = (statistics.median(times) for times in zip(*turns))
+    report(rows, f"overhead of {workload}, called by Python", ours - plain, theirs - plain, at_least)
 
 
-def report(rows, workload, pairs, at_least):
-    ratio = statistics.median(theirs / ours for ours, theirs in pairs)
-    rows.add(workload, ratio if at_least else 1 / ratio, f"at least {at_least}" if at_least else "", not at_least or ratio >= at_least,
-             peer="PyTorch's DTensor", unit="us", theirs=statistics.median(t for _, t in pairs),
-             ours=statistics.median(o for o, _ in pairs))
+def report(rows, workload, ours, theirs, at_least):
+    ratio = theirs / ours
+    rows.add(workload, ratio, f"at least {at_least}", ratio >= at_least, peer="PyTorch's DTensor", unit="us", theirs=theirs, ours=ours)
+
+
+def compare_new_sizes(rows, torch, ours_of, theirs_of):
+    """Of calls on sizes that are new, whole times."""
+    times = []
+    for i in range(300):
+        plain = torch.zeros(11 + i, 10)
+        a, x = ours_of(plain), theirs_of(plain)
+        times.append((times_of(lambda a=a: torch.add(a, a), 1), times_of(lambda x=x: torch.add(x, x), 1)))
+    ours, theirs = (statistics.median(side) for side in zip(*times[20:]))
+    report(rows, "add of a new size, called by Python", ours, theirs, 50)
 
 
 def measure(rows, torch, ours_of, theirs_of):
     """The functions make a distributed tensor of a plain one, replicated or sharded by rows."""
-    sides = [(make(torch.rand(10, 10)), make(torch.zeros(10, 10)), make(torch.rand(10, 10))) for make in (ours_of, theirs_of)]
+    makers = (lambda t: t.clone(), ours_of, theirs_of)
+    sides = [(make(torch.rand(10, 10)), make(torch.zeros(10, 10)), make(torch.rand(10, 10))) for make in makers]
 
-    def both(workload, function, at_least=None):
-        (a, b, c), (x, y, z) = sides
-        compare(rows, workload, lambda: function(a, b, c), lambda: function(x, y, z), at_least)
+    def overhead(workload, function, at_least=12):
+        compare(rows, workload, [lambda side=side: function(*side) for side in sides], at_least)
 
     with torch.no_grad():
-        both("add, called by Python", lambda a, b, _: torch.add(a, b), 15)
-        both("add_, called by Python", lambda a, b, _: a.add_(b), 15)
-        both("mm, called by Python", lambda a, _, c: torch.mm(a, c), 15)
-        both("view, called by Python", lambda a, b, c: a.view(-1, 2, 5))
-        both("detach, called by Python", lambda a, b, c: a.detach())
-
-        pairs = []
-        for i in range(300):
-            plain = torch.zeros(11 + i, 10)
-            a, x = ours_of(plain), theirs_of(plain)
-            pairs.append((times_of(lambda a=a: torch.add(a, a), 1), times_of(lambda x=x: torch.add(x, x), 1)))
-        report(rows, "add of a new size, called by Python", pairs[20:], 50)
+        overhead("add", lambda a, b, _: torch.add(a, b))
+        overhead("add_", lambda a, b, _: a.add_(b))
+        overhead("mm", lambda a, _, c: torch.mm(a, c))
+        overhead("view", lambda a, b, c: a.view(-1, 2, 5))
+        overhead("relu", lambda a, b, c: torch.relu(a))
+        overhead("detach", lambda a, b, c: a.detach())
+        overhead("sum", lambda a, b, c: a.sum())
+        overhead("mul by a number", lambda a, b, c: a * 2)
+        compare_new_sizes(rows, torch, ours_of, theirs_of)
 
     def chain(x, _, w):
         for _ in range(5):
@@ -74,8 +84,8 @@ def measure(rows, torch, ours_of, theirs_of):
 
     for _, _, w in sides:
         w.requires_grad_()
-    both("20 operators, forward, called by Python", chain)
-    both("20 operators, forward and backward, called by Python", step, 10)
+    overhead("20 operators, forward", chain)
+    overhead("20 operators, forward and backward", step)
 
 
 def main():

@@ -231,7 +231,7 @@ int64_t Decision::bytes() const {
 bool Decision::calls_operator() const {
   if (!rule->local) return true;
   const auto is_integer = [](const SpecPtr& spec) {
-    return spec && c10::isIntegralType(spec->dtype(), /*includeBool=*/true);
+    return spec && !spec->meta().wrapped_number && c10::isIntegralType(spec->dtype(), /*includeBool=*/true);
   };
   return rule->local_calls_operator && absl::c_none_of(computed, is_integer) && outputs[0] &&
          !outputs[0]->has_partial();

@@ -12,31 +12,41 @@
 namespace dtensor::internal {
 namespace {
 
-// Does not just call t.item(): a TorchDispatchMode of Python, which gets a number for `t`, could not call it.
+// Does not just call t.item(), which takes longer: a TorchDispatchMode of Python, which gets a number for `t`, could
+// not call it.
 NumberClass class_of_wrapped(const at::Tensor& t) {
+  if (t.scalar_type() == at::kDouble) return number_class(*t.const_data_ptr<double>());
+  if (t.scalar_type() == at::kLong) return number_class(*t.const_data_ptr<int64_t>());
   const c10::impl::ExcludeDispatchKeyGuard without_modes(
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
   return number_class(t.item());
 }
 
+Placements replicated(const DeviceMesh& mesh) { return Placements(mesh.ndim(), Replicate()); }
+
 }  // namespace
+
+SpecPtr spec_of_number(const at::Tensor& number, const DeviceMesh& mesh) {
+  TensorMeta meta = read_meta(number);
+  meta.wrapped_number = true;
+  meta.number = class_of_wrapped(number);
+  return Spec::get(mesh, replicated(mesh), meta);
+}
 
 at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
   LocalGuard guard;
-  TensorMeta meta = read_meta(t);
-  meta.wrapped_number = t.unsafeGetTensorImpl()->is_wrapped_number();
-  if (meta.wrapped_number) meta.number = class_of_wrapped(t);
+  const bool is_number = is_wrapped_number(t);
   RankTensors locals;
   for (int64_t rank : mesh.local_ranks()) {
     const c10::Device device = mesh.world().device(rank);
-    if (meta.wrapped_number) {
+    if (is_number) {
       locals.push_back(t);  // kernels read it from the CPU; a copy would not count as a number
     } else {
       locals.push_back(t.device() == device ? t.detach() : t.to(device));
     }
   }
-  const at::Tensor result =
-      make_dtensor(Spec::get(mesh, Placements(mesh.ndim(), Replicate()), meta), std::move(locals));
+  SpecPtr spec = is_number ? spec_of_number(t, mesh) : Spec::get(mesh, replicated(mesh), read_meta(t));
+  const at::Tensor result = make_dtensor(std::move(spec), std::move(locals));
   meta_without_sync(result).storage->user_may_write = true;  // the user may hold `t`
   return result;
 }

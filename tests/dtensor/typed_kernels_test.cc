@@ -1,4 +1,5 @@
 // Typed kernels compute what the boxed kernel computes, and allocate only the result.
+#include <ATen/ScalarOps.h>
 #include <ATen/ops/_unsafe_view.h>
 #include <ATen/ops/gelu_backward.h>
 #include <ATen/ops/sigmoid_backward.h>
@@ -21,6 +22,7 @@
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
+#include "dtensor/redistribute.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/tensor/typed_operators.h"
 #include "observe/comm_debug_mode.h"
@@ -234,6 +236,67 @@ TEST_CASE("typed kernels find the decisions of boxed ones for every kind of numb
                            }};
     Tensors ours = {x}, theirs = {plain};
     CHECK(allocations_of(sample, ours) - allocations_of(sample, theirs) <= 2 * 5);  // a boxed call takes more
+  }
+}
+
+// A tensor of a number, as Python passes it for `x + 0.5`.
+Tensor of_number(const at::Scalar& number) { return at::native::wrapped_scalar_tensor(number); }
+
+std::map<std::string, std::function<Tensor(const Tensor&, const Tensor&)>> calls_with_numbers() {
+  return {{"add", [](const Tensor& x, const Tensor& n) { return at::_ops::add_Tensor::call(x, n, 2); }},
+          {"sub", [](const Tensor& x, const Tensor& n) { return at::_ops::sub_Tensor::call(x, n, 1); }},
+          {"mul", [](const Tensor& x, const Tensor& n) { return at::_ops::mul_Tensor::call(x, n); }},
+          {"div", [](const Tensor& x, const Tensor& n) { return at::_ops::div_Tensor::call(x, n); }},
+          {"number first", [](const Tensor& x, const Tensor& n) { return at::_ops::mul_Tensor::call(n, x); }},
+          {"mul_", [](const Tensor& x, const Tensor& n) {
+             Tensor written = x.clone();
+             return at::_ops::mul__Tensor::call(written, n);
+           }}};
+}
+
+TEST_CASE("typed kernels compute with tensors of numbers what the boxed one does", "[dtensor][typed_kernels]") {
+  const DeviceMesh mesh(World::local(2), {2}, {"tp"});
+  const std::vector<at::Scalar> numbers = {2, 0, -3, 0.5, 0., INFINITY, NAN, true};
+  for (const Placement& placement : {Placement(Replicate()), Placement(Shard(0)), Placement(Partial())}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kLong}) {
+      const Tensor whole = torch::arange(1, 17).view({4, 4}).to(dtype);
+      const Tensor x = redistribute(distribute_tensor(whole, mesh), {placement});
+      for (const auto& [name, call] : calls_with_numbers()) {
+        for (const at::Scalar& number : numbers) {
+          if (name == "mul_" && dtype == at::kLong && number.isFloatingPoint()) continue;  // errors of ATen
+          if (name == "sub" && number.isBoolean()) continue;
+          INFO(name << " of " << number << " to " << dtype << " " << to_string(Placements{placement}));
+          call(x, of_number(number));  // decides
+          const uint64_t misses = strategy_cache(mesh.world()).stats().misses;
+          const Tensor typed = call(x, of_number(number));
+          CommDebugMode comm;  // observed calls take the boxed kernel
+          const Tensor boxed = call(x, of_number(number));
+          CHECK(strategy_cache(mesh.world()).stats().misses == misses);
+          const Tensor expected = call(whole, of_number(number));
+          CHECK(typed.scalar_type() == expected.scalar_type());
+          CHECK(spec_of(typed) == spec_of(boxed));
+          CHECK(torch::allclose(full_tensor(typed), expected, 1e-5, 1e-8, /*equal_nan=*/true));
+          CHECK(torch::allclose(full_tensor(boxed), expected, 1e-5, 1e-8, /*equal_nan=*/true));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a tensor of a number takes the typed kernel", "[dtensor][typed_kernels]") {
+  const torch::NoGradGuard no_grad;
+  const DeviceMesh mesh(World::local(1), {1}, {"tp"});
+  const Tensor plain = torch::ones({4, 4}), x = distribute_tensor(plain, mesh, {Replicate()}) * 1;
+  for (const auto& [name, call] : calls_with_numbers()) {
+    if (name == "number first" || name == "mul_") continue;  // takes the boxed one; a copy does
+    for (const at::Scalar& number : std::vector<at::Scalar>{2, 0.5}) {
+      INFO(name << " of " << number);
+      const Tensor n = of_number(number);
+      const Sample sample = {{}, [&call = call, &n](Tensors& t) { return call(t[0], n); }};
+      Tensors ours = {x}, theirs = {plain};
+      // Three to look the number's layout up; a boxed call takes more.
+      CHECK(allocations_of(sample, ours) - allocations_of(sample, theirs) <= 5 + 3);
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "comm/scope.h"
 #include "dtensor/dispatch/call_hook.h"
+#include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/call_hints.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/dispatch_key.h"
@@ -16,6 +17,7 @@
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/forward_mode.h"
+#include "dtensor/tensor/replicate.h"
 #include "propagation/strategy_cache.h"
 
 namespace dtensor::internal {
@@ -85,6 +87,11 @@ bool DirectCall::begin_composite(c10::DispatchKeySet keys) {
   add_hints(scoped);
   key_.words.push_back(c10::InferenceMode::is_enabled());  // else autograd tracks whether the result is a view
   return true;
+}
+
+void DirectCall::add_number(const at::Tensor& number) {
+  count_otherwise();  // as the boxed kernel does
+  key_.words.push_back(spec_of_number(number, spec_of(*tensors_[0])->mesh())->id());
 }
 
 void DirectCall::add(size_t, at::TensorList list) {

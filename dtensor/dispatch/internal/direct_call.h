@@ -41,7 +41,8 @@ inline bool needs_boxed_kernel(const DTensorMeta& meta) {
 
 class DirectCall {
  public:
-  // `tensors`: all of the call that are defined, in schema order. Valid as long as both.
+  // `tensors`: all of the call that are defined, in schema order, but for a wrapped number at the end. Valid as long as
+  // both.
   DirectCall(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors)
       : info_(info), tensors_(tensors), key_(info) {}
 
@@ -51,7 +52,7 @@ class DirectCall {
   // The same for a composite operator at kAboveAutogradKey, for a call that autograd does not record. `keys`: of the
   // call. Whether the call follows styles of parameters is not asked.
   bool begin_composite(c10::DispatchKeySet keys);
-  void add(size_t, const at::Tensor& t) { key_.words.push_back(spec_of(t)->id()); }
+  void add(size_t, const at::Tensor& t) { is_dtensor(t) ? key_.words.push_back(spec_of(t)->id()) : add_number(t); }
   void add(size_t, const std::optional<at::Tensor>& t) {
     key_.words.push_back(t && t->defined() ? spec_of(*t)->id() : 0);
   }
@@ -92,6 +93,7 @@ class DirectCall {
   int64_t num_elements_to_read() const;  // by the first local rank
   bool has_ordinary_tensors() const;
   void add_hints(bool scoped);
+  void add_number(const at::Tensor& number);
 
   const OpInfo& info_;
   const c10::ArrayRef<const at::Tensor*> tensors_;
@@ -101,7 +103,8 @@ class DirectCall {
 
 // An argument of the operator on local rank r.
 inline at::Tensor& local_of(const at::Tensor& t, size_t r) {
-  return const_cast<at::Tensor&>(meta_without_sync(t).locals[r]);  // operators that write to it keep the handle
+  // Operators that write to it keep the handle. A number is every rank's.
+  return const_cast<at::Tensor&>(is_dtensor(t) ? meta_without_sync(t).locals[r] : t);
 }
 inline std::optional<at::Tensor> local_of(const std::optional<at::Tensor>& t, size_t r) {
   return t && t->defined() ? std::optional(meta_without_sync(*t).locals[r]) : t;

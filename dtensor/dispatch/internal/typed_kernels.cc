@@ -12,6 +12,7 @@
 #include "dtensor/dispatch/internal/part_handles.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/typed_operators.h"
 
 namespace dtensor::internal {
@@ -57,7 +58,9 @@ struct TypedKernel<Op, Result(Args...)> {
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
     static const OpInfo& info = op_info(op);
     const auto tensors = tensors_of<kTensors>(args...);
-    DirectCall direct(info, tensors);
+    size_t count = kTensors;
+    if constexpr (kTensors > 1) count -= is_wrapped_number(*tensors.back()) ? 1 : 0;
+    DirectCall direct(info, {tensors.data(), count});
     if (direct.begin() && has_fitting_parts(*tensors[0])) {
       size_t i = 0;
       (direct.add(i++, args), ...);
