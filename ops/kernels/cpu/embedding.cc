@@ -25,13 +25,23 @@ void look_up_short(const char* table, int64_t row, char* out, int64_t chunks) {
   look_up_row(from, 0, reinterpret_cast<Chunk<16>*>(out), chunks, 0, 1);
 }
 
+// Begins to read a row: which one comes next the processor cannot know; the rest of a long row it can.
+void prefetch_row(const char* row, int64_t bytes) {
+  for (int64_t b = 0; b < std::min<int64_t>(bytes, 512); b += 64) __builtin_prefetch(row + b);
+}
+
 template <typename Id>
 void look_up(const char* table, const Id* ids, char* out, int64_t count, int64_t row_bytes, const TableRows& rows) {
   const bool is_short = row_bytes <= 64 && chunk_bytes(table, out, row_bytes) == 16;
   const bool past_caches = row_bytes >= 1024 && count * row_bytes >= kPastCaches;
+  const int64_t ahead = row_bytes <= 256 ? 8 : 2;
   parallel_for(0, count, grain_of(row_bytes), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       TORCH_CHECK_INDEX(is_in_table(ids[i], rows), "index out of range in self");
+      if (i + ahead < end) {
+        const int64_t next = own_row(ids[i + ahead], rows);
+        prefetch_row(next == kNotOwn ? kZeros : table + next * row_bytes, row_bytes);
+      }
       const int64_t row = own_row(ids[i], rows);
       char* to = out + i * row_bytes;
       if (is_short) {
@@ -66,12 +76,10 @@ struct GradientRows {
     }
   }
 
-  // The beginning of row order[k]: which row comes next the processor cannot know; the rest of a long row it can.
+  // The beginning of row order[k].
   void prefetch(int64_t k) const {
     if (k >= static_cast<int64_t>(order.size())) return;
-    const char* row = reinterpret_cast<const char*>(data + order[k] * features);
-    const int64_t bytes = std::min<int64_t>(features * sizeof(T), 512);
-    for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
+    prefetch_row(reinterpret_cast<const char*>(data + order[k] * features), features * sizeof(T));
   }
 };
 
