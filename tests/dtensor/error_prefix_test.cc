@@ -1,5 +1,9 @@
 // Errors name the user's call exactly once, however deep they are detected.
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/floor_divide.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 
 #include <functional>
@@ -17,9 +21,27 @@
 #include "plan/redistribute_plan.h"
 #include "plan/spec.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/error_text.h"
 
 namespace dtensor {
 namespace {
+
+TEST_CASE("errors of kernels name the call and the rank", "[dtensor][errors]") {
+  const DeviceMesh mesh(World::local(3), {3}, {"tp"});
+  const auto table = distribute_tensor(at::ones({4, 2}), mesh, {Replicate()});
+  const auto ids = from_local(
+      {at::tensor({1, 2}, at::kLong), at::tensor({3, 4}, at::kLong), at::tensor({1, 0}, at::kLong)}, mesh, {Shard(0)});
+  CHECK(testing::error_text([&] { at::embedding(table, ids); }) ==
+        "index out of range in self (in aten::embedding(f32[4, 2](R), i64[6](S(0))), on the parts of rank 1)");
+  // Of a call whose layouts are known, too.
+  const auto two = distribute_tensor(at::full({6}, 2), mesh, {Shard(0)});
+  for (const auto& divisor : {two, two, ids}) {
+    const std::string error = testing::error_text([&] { at::floor_divide(two, divisor); });
+    CHECK(error == (divisor.is_same(ids) ? "ZeroDivisionError (in aten::floor_divide(i64[6](S(0)), i64[6](S(0))), "
+                                           "on the parts of rank 2)"
+                                         : ""));
+  }
+}
 
 TEST_CASE("errors about placements name the user's call once", "[dtensor][errors]") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});

@@ -4,13 +4,16 @@
 #include <c10/core/InferenceMode.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "comm/scope.h"
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/call_hints.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
+#include "dtensor/dispatch/internal/run_local.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/cached_layouts.h"
@@ -120,6 +123,13 @@ int64_t DirectCall::num_elements_to_read() const {
   if (info_.one_rank_at_a_time) return num;
   for (const at::Tensor* t : tensors_) num += num_cpu_elements(meta_without_sync(*t).locals[0]);
   return num;
+}
+
+void DirectCall::add_context(c10::Error& e, size_t r) const {
+  std::string call = info_.name + "(";
+  for (const at::Tensor* t : tensors_)
+    absl::StrAppend(&call, t == tensors_[0] ? "" : ", ", spec_of(*t)->to_short_string());
+  e.add_context(on_parts_of(call + ")", spec_of(*tensors_[0])->mesh(), r));
 }
 
 at::Tensor DirectCall::make_result(RankTensors&& locals) {

@@ -15,6 +15,7 @@
 #include <c10/core/Scalar.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
 #include <c10/util/OptionalArrayRef.h>
 
 #include <cstddef>
@@ -78,18 +79,29 @@ class DirectCall {
   RankTensors compute(const F& f) const {
     const LocalGuard guard;
     return compute_on_each_rank(
-        num_ranks(), [this] { return num_elements_to_read(); }, f);
+        num_ranks(), [this] { return num_elements_to_read(); }, [&](size_t r) { return named(f, r); });
   }
   template <typename F>
   void run(const F& f) const {
     const LocalGuard guard;
     run_on_each_rank(
-        num_ranks(), [this] { return num_elements_to_read(); }, f);
+        num_ranks(), [this] { return num_elements_to_read(); }, [&](size_t r) { named(f, r); });
   }
   at::Tensor make_result(RankTensors&& locals);  // call it last
   void note_write() const;                       // after the operator wrote to the first tensor, or threw
 
  private:
+  // f(r), whose error names the call.
+  template <typename F>
+  auto named(const F& f, size_t r) const {
+    try {
+      return f(r);
+    } catch (c10::Error& e) {
+      add_context(e, r);
+      throw;
+    }
+  }
+  void add_context(c10::Error& e, size_t r) const;
   int64_t num_elements_to_read() const;  // by the first local rank
   bool has_ordinary_tensors() const;
   void add_hints(bool scoped);

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "dtensor/dispatch/internal/on_one_device.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/tensor/each_rank.h"
@@ -42,12 +43,17 @@ void run_on_rank(const LocalCalls& calls, size_t r, std::vector<RankTensors>& ou
   Stack stack;
   stack.reserve(args.size());
   fill_local_stack(stack, in, args, locals, r);
-  if (decision.rule->local) {
-    const WrittenResults written(info, stack);
-    decision.rule->local({info.op, decision.computed, decision.outputs, static_cast<int64_t>(r), in.mesh}, stack);
-    written.settle(stack);
-  } else {
-    info.op.callBoxed(stack);
+  try {
+    if (decision.rule->local) {
+      const WrittenResults written(info, stack);
+      decision.rule->local({info.op, decision.computed, decision.outputs, static_cast<int64_t>(r), in.mesh}, stack);
+      written.settle(stack);
+    } else {
+      info.op.callBoxed(stack);
+    }
+  } catch (c10::Error& e) {
+    e.add_context(on_parts_of(decision.call->to_string(), in.mesh, r));
+    throw;
   }
   size_t k = 0;
   for (auto& result : stack) {
@@ -74,6 +80,10 @@ std::vector<RankTensors> run_calls(const LocalCalls& calls) {
 }
 
 }  // namespace
+
+std::string on_parts_of(const std::string& call, const DeviceMesh& mesh, size_t r) {
+  return absl::StrCat("in ", call, ", on the parts of rank ", mesh.local_ranks()[r]);
+}
 
 std::vector<RankTensors> run_local(const LocalCalls& calls) {
   if (!is_offload_used()) return run_calls(calls);

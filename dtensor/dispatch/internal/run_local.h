@@ -4,6 +4,7 @@
 #include <ATen/core/ivalue.h>
 #include <c10/util/ArrayRef.h>
 
+#include <string>
 #include <vector>
 
 #include "comm/rank_tensors.h"
@@ -28,5 +29,9 @@ struct LocalCalls {
 // outputs[k][r]: output k on local rank r. The ranks' parts of the inputs may be on several devices
 // (host_parts.h). Errors: those of the operator; a result that `check` finds wrong.
 std::vector<RankTensors> run_local(const LocalCalls& calls);
+
+// What an error of the operator itself is to add, which knows neither the distributed tensors nor the rank:
+// "in aten::embedding(f32[12, 6](R), i64[8](S(0))), on the parts of rank 1". `r`: index into mesh.local_ranks().
+std::string on_parts_of(const std::string& call, const DeviceMesh& mesh, size_t r);
 
 }  // namespace dtensor::internal
