@@ -2,11 +2,13 @@
 #include <c10/core/MemoryFormat.h>
 
 #include <algorithm>
+#include <memory>
 #include <tuple>
 #include <utility>
 
 #include "comm/block_copy.h"
 #include "comm/communicator.h"
+#include "comm/scope.h"
 #include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/redistribution/internal/executor.h"
@@ -34,6 +36,10 @@ RankTensors spread(const Spec& spec, const RankTensors& locals, const Placements
   call.event.cause = cause;
   call.event.dtype = spec.dtype();
   call.event.bytes = spec.with_placements(after)->max_local_bytes();
+  if (mesh.world().has_data() || has_listeners()) {
+    call.event.layout_change =
+        std::make_shared<const LayoutChange>(spec.dtype(), spec.sizes(), before, after, mesh.to_string());
+  }
   const RankSlots owned(call);
   const auto part = [&](const Placements& placements, int64_t rank) {
     return local_layout(spec.sizes(), mesh.shape(), placements, mesh.coordinate(rank));

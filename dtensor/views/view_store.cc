@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "comm/communicator.h"
 #include "comm/scope.h"
 #include "dtensor/tensor/representation.h"
@@ -94,6 +96,7 @@ class StorePlanner {
     if (!find_parts()) return nullptr;
     auto exchange = std::make_shared<StoreExchange>();
     exchange->written = request_.written.spec;
+    exchange->offset = request_.written.offset;
     exchange->group = &group_;
     price(*exchange);
     add_messages_of_owned(*exchange);
@@ -305,7 +308,8 @@ void fetch_stored(const StoreExchange& exchange, const CommCause& cause, HeldPie
   if (world.has_data() || has_listeners()) {
     call.event.layout_change = std::make_shared<const LayoutChange>(
         spec.dtype(), spec.sizes(), LayoutChange::Side{spec.placements(), spec.mesh().to_string()},
-        LayoutChange::Side{std::nullopt, "what ranks store of it"});
+        LayoutChange::Side{std::nullopt, absl::StrCat("what ranks store of it, at element ", exchange.offset,
+                                                      " with strides [", absl::StrJoin(spec.strides(), ", "), "]")});
   }
   world.communicator().exchange(call, Collective::kAllToAll, exchange.messages, inputs, outputs);
   world.memory().touch(exchange.buffer_bytes);

@@ -36,6 +36,7 @@ struct StoreRequest {
 
 struct StoreExchange {
   SpecPtr written;
+  int64_t offset = 0;                       // of `written` in its memory
   const Group* group = nullptr;             // valid as long as `written`; null where nothing is received
   std::vector<std::vector<Part>> received;  // of `written`, per owned rank: received elements, one tensor each
   std::vector<Message> messages;            // to those tensors

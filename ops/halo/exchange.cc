@@ -56,9 +56,10 @@ void add_to(at::Tensor t, at::Tensor value, const std::vector<int64_t>& dims, co
   t.add_(value);
 }
 
-std::shared_ptr<const LayoutChange> layout_change(const Spec& spec, bool back) {
+std::shared_ptr<const LayoutChange> layout_change(const HaloPlan& plan, bool back) {
+  const Spec& spec = *plan.source;
   const LayoutChange::Side parts{spec.placements(), spec.mesh().to_string()};
-  const LayoutChange::Side halos{std::nullopt, "halos of " + to_string(spec.placements())};
+  const LayoutChange::Side halos{std::nullopt, plan.text};
   return std::make_shared<const LayoutChange>(spec.dtype(), spec.sizes(), back ? halos : parts, back ? parts : halos);
 }
 
@@ -79,7 +80,7 @@ void exchange(const HaloPlan& plan, absl::Span<const Message> messages, const Ra
   call.event.cause = cause;
   call.event.bytes = back ? plan.bytes_back : plan.bytes;
   call.event.dtype = plan.source->dtype();
-  if (world.has_data() || has_listeners()) call.event.layout_change = layout_change(*plan.source, back);
+  if (world.has_data() || has_listeners()) call.event.layout_change = layout_change(plan, back);
   world.communicator().exchange(call, Collective::kAllToAll, messages, inputs, outputs);
   world.memory().touch(plan.peak_bytes);
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
 #include "plan/cost_model.h"
 
 namespace dtensor::internal {
@@ -48,6 +49,19 @@ int64_t num_shared(const Segments& held, const Segments& wanted) {
   return n;
 }
 
+// "15:16 and 0:3": the elements that the segments show; the first few.
+std::string elements_text(const IndexMap& map, const Segments& wanted) {
+  constexpr size_t kMost = 4;
+  std::string text = wanted.empty() ? "none" : "";
+  for (size_t i = 0; i < std::min(wanted.size(), kMost); ++i) {
+    const Stretch& stretch = map.stretches[wanted[i].stretch];
+    const int64_t begin = stretch.source + stretch.step * wanted[i].first;
+    absl::StrAppend(&text, i > 0 ? " and " : "", begin, ":", begin + stretch.step * wanted[i].size);
+    if (stretch.step != 1) absl::StrAppend(&text, ":", stretch.step);
+  }
+  return wanted.size() > kMost ? text + " and more" : text;
+}
+
 // All messages of a pair of ranks. `sizes`: of the dims outside the request.
 void add_messages(const HaloRequest& request, int64_t sender, int64_t receiver, const RankSegments& from,
                   const RankSegments& to, Shape sizes, std::vector<Message>& messages) {
@@ -88,6 +102,7 @@ class HaloPlanner {
     const std::vector<int64_t> cutting = cutting_mesh_dims(*request_.source, plan->dims);
     plan->group = &mesh_.group(cutting);
     if (!price(cutting, *plan)) return nullptr;
+    plan->text = text_of(first_group(cutting));
     for (const int64_t rank : mesh_.local_ranks()) add_rank(rank, *plan);
     add_messages_of_owned(*plan);
     return plan;
@@ -145,6 +160,20 @@ class HaloPlanner {
   const std::vector<int64_t>& first_group(const std::vector<int64_t>& cutting) const {
     const Group& group = mesh_.group(cutting);
     return group.members[group.group_of[mesh_.ranks()[0]]];
+  }
+
+  // HaloPlan::text.
+  std::string text_of(const std::vector<int64_t>& group) {
+    std::string text = absl::StrCat("halos of ", to_string(request_.source->placements()));
+    for (size_t k = 0; k < request_.dims.size(); ++k) {
+      const HaloDim& d = request_.dims[k];
+      absl::StrAppend(&text, k == 0 ? ":" : ";", " of dim ", d.dim);
+      for (const int64_t rank : {group.front(), group.back()}) {
+        absl::StrAppend(&text, rank == group.front() ? " rank " : ", rank ", rank,
+                        rank == group.front() ? " needs " : " ", elements_text(d.map, cached_segments(rank).wanted[k]));
+      }
+    }
+    return text;
   }
 
   // Every mesh dim cuts one dim, so the elements that a rank holds, lacks and sends are a product over dims.

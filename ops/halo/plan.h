@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "comm/comm_call.h"
@@ -39,6 +40,9 @@ struct HaloRequest {
 // An element that a rank needs at several places travels once per place.
 struct HaloPlan {
   SpecPtr source;
+  // "halos of S(0): of dim 0 rank 0 needs 15:16 and 0:3, rank 3 11:15", so that ranks which plan other halos of a
+  // tensor are seen to make other calls. Of one group, its first and its last rank.
+  std::string text;
   const Group* group = nullptr;  // valid as long as `source`
   std::vector<int64_t> dims;     // of the request
 

@@ -176,6 +176,36 @@ TEST_CASE("faults: mismatched parts of tensors of one layout are detected before
   }
 }
 
+TEST_CASE("faults: other elements of a tensor of the same layout are detected before they are sent") {
+  // Of each, the bytes and the layouts are those of the others.
+  const std::vector<std::pair<std::string, std::function<void(const DeviceMesh&, bool)>>> cases = {
+      {"halos of S(0): of dim 0 rank 0 needs 2:5, rank 2 8:9",
+       [](const DeviceMesh& mesh, bool other) {
+         const auto x = from_local({at::full({3, 9}, 1.0)}, mesh, {Shard(0)});
+         x.slice(0, other ? 2 : 3).add(1);
+       }},
+      {"at element 2 with strides [2, 1]",
+       [](const DeviceMesh& mesh, bool other) {
+         const auto x = from_local({at::full({2, 2}, 1.0)}, mesh, {Shard(0)});
+         x.slice(0, other ? 1 : 2, other ? 5 : 6).copy_(distribute_tensor(at::full({4, 2}, 2.0), mesh, {Shard(0)}));
+       }},
+      {"f32[6, 2](R) -> (R)",
+       [](const DeviceMesh& mesh, bool other) {
+         distribute_tensor(at::full({other ? 6 : 4, other ? 2 : 3}, 1.0), mesh, {Replicate()});
+       }},
+  };
+  for (const auto& [text, make] : cases) {
+    const Outcome o = run_job(-1, {}, [&, &make = make](const World& world) {
+      make(DeviceMesh(world, {kRanks}, {"tp"}), world.owned_ranks()[0] == 1);
+      return true;
+    });
+    CHECK(o.took < kAtOnce);
+    for (const auto& error : o.errors) {
+      CHECK_THAT(error, Contains("rank 1 failed: ranks do not make the same calls over tp") && Contains(text));
+    }
+  }
+}
+
 TEST_CASE("faults: members with a group in another order get an error at once") {
   const Outcome o = run_job(-1, {}, [](const World& world) {
     const int64_t rank = world.owned_ranks()[0];
