@@ -111,7 +111,7 @@ class C10dCommunicator final : public Communicator {
   LinkCall begin(const CommCall& call, Collective c, const RankPieces& inputs) {
     job_->check();
     Link* link = nullptr;
-    under_way_->guarded([&] { link = &links_.of(call); });
+    under_way_->guarded([&] { link = &links_.of(call, c); });
     std::unique_lock numbering(link->numbering);
     const int64_t number = ++link->calls, before = link->moved.move(number, moved_by(call, inputs));
     LinkCall link_call{under_way_, device_, *link, call, c, number, before, {}, std::move(numbering)};

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "comm/error_message.h"
 #include "comm/nccl.h"
+#include "processes/c10d/mismatch.h"
 #include "processes/job/bounded_store.h"
 
 namespace dtensor::internal {
@@ -26,7 +27,7 @@ GroupLinks::GroupLinks(std::shared_ptr<Job> job, std::string backend, c10::Devic
                        c10::intrusive_ptr<c10d::ProcessGroup> world_group)
     : job_(std::move(job)), backend_(std::move(backend)), device_(device), world_group_(std::move(world_group)) {}
 
-Link& GroupLinks::of(const CommCall& call) {
+Link& GroupLinks::of(const CommCall& call, Collective collective) {
   const Group& group = *call.group;
   const int64_t rank = job_->rank();
   const auto& members = group.members[group.group_of[rank]];
@@ -48,21 +49,21 @@ Link& GroupLinks::of(const CommCall& call) {
   // Threads make their groups in an order of their own, so none may wait for another's.
   std::lock_guard making(link.making);
   if (link.backend) return link;
-  connect(link, call);
+  connect(link, call, collective);
   watch(link);
   return link;
 }
 
-void GroupLinks::connect(Link& link, const CommCall& call) {
+void GroupLinks::connect(Link& link, const CommCall& call, Collective collective) {
   const bool sorted = std::is_sorted(link.members.begin(), link.members.end());
   if (static_cast<int64_t>(link.members.size()) == job_->size() && sorted && world_group_) {
     link.backend = world_group_->getBackend(device_.type());
     return;
   }
   const std::string& name = call.group->name;
-  const Activity activity{
-      "making " + link.key, 1,
-      absl::StrCat("the making of the group ", name, " of ranks ", absl::StrJoin(link.members, ","))};
+  const Activity activity{"making " + link.key, 1,
+                          absl::StrCat("the making of the group ", name, " of ranks ", absl::StrJoin(link.members, ","),
+                                       " for ", describe_collective(collective, call))};
   job_->come_to(activity);
   const auto& change = call.event.layout_change;
   meet(*job_, activity, {link.place, name, change ? change->to().where : "", link.members}, places_);

@@ -59,11 +59,11 @@ class GroupLinks {
   GroupLinks(std::shared_ptr<Job> job, std::string backend, c10::Device device,
              c10::intrusive_ptr<c10d::ProcessGroup> world_group);
 
-  // The link of the call's group on this rank; all members must request it. Groups with other members, another order of
-  // them or another name have links of their own, so that meshes do not get each other's data. Valid as long as this.
-  // Errors: as of Job::run; at once that members have the group in another order; after two seconds that they make one
-  // of another mesh instead. Thread-safe.
-  Link& of(const CommCall& call);
+  // The link of the call's group on this rank; all members must request it, for the same call. Groups with other
+  // members, another order of them or another name have links of their own, so that meshes do not get each other's
+  // data. Valid as long as this. Errors: as of Job::run; at once that members have the group in another order; after
+  // two seconds that they make one of another mesh instead. Thread-safe.
+  Link& of(const CommCall& call, Collective collective);
 
   // For groups of several ranks, the number of calls of each.
   std::vector<GroupCalls> calls();
@@ -76,7 +76,7 @@ class GroupLinks {
  private:
   using Make = std::function<c10::intrusive_ptr<c10d::Backend>()>;
 
-  void connect(Link& link, const CommCall& call);
+  void connect(Link& link, const CommCall& call, Collective collective);
   // Makes the backend of a link once all ranks are there. Owns its captures.
   Make gloo(const Link& link, const c10::intrusive_ptr<c10d::Store>& store);
   Make nccl(const Link& link, const c10::intrusive_ptr<c10d::Store>& store);

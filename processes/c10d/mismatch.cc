@@ -45,9 +45,9 @@ DebugLevel debug_level() {
   return DebugLevel::kDetail;
 }
 
-std::string describe_call(int64_t sequence, Collective c, const CommCall& call, int64_t moved_before) {
+std::string describe_collective(Collective c, const CommCall& call) {
   const CommEvent& event = call.event;
-  std::string text = absl::StrCat("call ", sequence, ": ", std::string(to_string(c)), " over ", call.group->name);
+  std::string text = absl::StrCat(std::string(to_string(c)), " over ", call.group->name);
   if (!event.cause.op.empty()) absl::StrAppend(&text, " for ", event.cause.op);
   if (!event.cause.argument.empty()) absl::StrAppend(&text, ", argument ", event.cause.argument);
   if (!event.cause.module_path.empty()) absl::StrAppend(&text, ", ", in_module(event.cause.module_path));
@@ -57,6 +57,11 @@ std::string describe_call(int64_t sequence, Collective c, const CommCall& call, 
     absl::StrAppend(&text, ": ", c10::toString(event.dtype));
   }
   absl::StrAppend(&text, ", ", event.bytes, " B");
+  return text;
+}
+
+std::string describe_call(int64_t sequence, Collective c, const CommCall& call, int64_t moved_before) {
+  std::string text = absl::StrCat("call ", sequence, ": ", describe_collective(c, call));
   if (moved_before > 0) absl::StrAppend(&text, ", of a tensor that call ", moved_before, " moved before");
   return text;
 }
