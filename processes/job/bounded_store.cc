@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <utility>
 
@@ -29,6 +30,20 @@ constexpr Milliseconds kGiveUp{1000};  // how long the end waits for the store's
                   absl::StrCat("the store at which the ranks meet has not answered within ",
                                static_cast<double>(timeout.count()) / 1000,
                                " s: the process that serves it is stopped or out of reach, or its file is locked"));
+}
+
+// False: it must be left behind. The destructor of a FileStore writes to the file, and ends the process where it
+// cannot, as on a full disk.
+bool may_be_destroyed(c10d::Store& store) {
+  auto* prefix = dynamic_cast<c10d::PrefixStore*>(&store);
+  const StorePtr underlying = prefix != nullptr ? prefix->getUnderlyingNonPrefixStore() : StorePtr();
+  if (dynamic_cast<c10d::FileStore*>(underlying ? underlying.get() : &store) == nullptr) return true;
+  try {
+    store.add("end", 0);
+  } catch (const std::exception&) {
+    return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -85,6 +100,9 @@ class BoundedStore::Caller : public std::enable_shared_from_this<Caller> {
       lock.unlock();
       try {
         task->body(store_);
+      } catch (c10::Error& e) {
+        e.add_context("from the store at which the ranks meet");
+        task->error = std::current_exception();
       } catch (...) {
         task->error = std::current_exception();
       }
@@ -94,6 +112,7 @@ class BoundedStore::Caller : public std::enable_shared_from_this<Caller> {
       changed_.notify_all();
     }
     lock.unlock();
+    if (!may_be_destroyed(*store_)) store_.release();
     store_.reset();  // which may call it, too
     lock.lock();
     ended_ = true;

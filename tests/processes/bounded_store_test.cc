@@ -2,6 +2,8 @@
 #include "processes/job/bounded_store.h"
 
 #include <c10/util/Exception.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -10,12 +12,14 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
 #include "processes/job/job.h"
 #include "tests/testing/catch_torch.h"
+#include "tests/testing/child.h"
 #include "tests/testing/time_limits.h"
 
 using Catch::Contains;
@@ -151,6 +155,34 @@ TEST_CASE("bounded store: in a fork its calls fail and its destructor does not w
     }
     store.reset();
     ::_exit(threw ? 0 : 1);
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  CHECK(status == 0);
+}
+
+// As on a full disk. FileStore's destructor writes, too, and what it throws cannot be caught.
+TEST_CASE("bounded store: a file that cannot be written any more is an error, and does not end the process",
+          "[processes][job]") {
+  const testing::TempFolder folder;
+  auto file = c10::make_intrusive<c10d::FileStore>(folder / "store", 1);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(testing::kAtOnce.count());
+    auto store = make_bounded_store(std::move(file), kTimeout);
+    auto view = store->under("prefix/");
+    ::signal(SIGXFSZ, SIG_IGN);
+    const rlimit full{1, 1};
+    ::setrlimit(RLIMIT_FSIZE, &full);
+    std::string error;
+    try {
+      store->add("n", 1);
+    } catch (const c10::Error& e) {
+      error = e.what_without_backtrace();
+    }
+    view.reset();
+    store.reset();
+    ::_exit(error.find("from the store at which the ranks meet") == error.npos ? 1 : 0);
   }
   int status = 0;
   ::waitpid(child, &status, 0);
