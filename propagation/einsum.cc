@@ -129,24 +129,32 @@ absl::InlinedVector<Labels, 4> label_inputs(const OpCall& call, const Equation& 
 
 // Broadcast dims have no factor. Error: other sizes that differ where the equation has one letter.
 void leave_out_broadcast(const OpCall& call, std::string_view text, size_t num_factors, FactorRule& rule) {
-  absl::InlinedVector<int64_t, 8> sizes(num_factors, 1);
+  struct Dim {
+    size_t input = 0, dim = 0;
+    int64_t size = 1;
+  };
+  absl::InlinedVector<Dim, 8> sizes(num_factors);  // of each factor, the dim that has its size
   absl::InlinedVector<bool, 8> in_input(num_factors, false);
   const auto each_dim = [&](auto&& visit) {
     for (size_t i = 0; i < rule.inputs.size(); ++i) {
       for (size_t d = 0; d < rule.inputs[i].size(); ++d) {
-        if (rule.inputs[i][d] != kNoFactor) visit(rule.inputs[i][d], call.inputs[i]->sizes()[d]);
+        if (rule.inputs[i][d] != kNoFactor) visit(rule.inputs[i][d], Dim{i, d, call.inputs[i]->sizes()[d]});
       }
     }
   };
-  each_dim([&](int& factor, int64_t size) {
+  each_dim([&](int& factor, const Dim& dim) {
     in_input[factor] = true;
-    if (size != 1) sizes[factor] = size;
+    if (dim.size != 1 && sizes[factor].size == 1) sizes[factor] = dim;
   });
-  each_dim([&](int& factor, int64_t size) {
-    if (size == sizes[factor]) return;
+  const auto name = [&](const Dim& dim) {
+    return c10::str("dim ", dim.dim, " of '", call.input_name(static_cast<int>(dim.input)), "'");
+  };
+  each_dim([&](int& factor, const Dim& dim) {
+    const Dim& first = sizes[factor];
+    if (dim.size == first.size) return;
     // Where sizes differ, the ranks' parts might still fit on some ranks, which would go on alone.
-    TORCH_CHECK(size == 1, call.name(), ": the sizes ", size, " and ", sizes[factor],
-                " should be equal, by the rule \"", text, "\", in ", call.to_string());
+    TORCH_CHECK(dim.size == 1, call.name(), ": ", name(first), " and ", name(dim), " should have the same size, not ",
+                first.size, " and ", dim.size, ", by the rule \"", text, "\", in ", call.to_string());
     factor = kNoFactor;
   });
   for (Factors& dims : rule.outputs) {
