@@ -194,7 +194,23 @@ FactorRule searchsorted(const OpCall& call) {
   return rule;
 }
 
+// ATen checks this, too, but of a rank's parts, which may fit on some ranks alone.
+void check_sorted_lists(const OpCall& call) {
+  const Spec* lists = call.input("sorted_sequence");
+  const Spec* values = call.input("self");
+  if (lists == nullptr) return;  // bucketize() has one list
+  const auto batch = [](const Spec& spec) { return at::IntArrayRef(spec.sizes()).slice(0, spec.ndim() - 1); };
+  const bool fits = lists->ndim() == 1 || values == nullptr ||
+                    (lists->ndim() == values->ndim() && lists->ndim() > 0 && batch(*lists) == batch(*values));
+  TORCH_CHECK(fits, call.name(), ": sorted_sequence should have one dim, or all sizes but the last in common with the ",
+              "values, in ", call.to_string());
+  const Spec* sorter = call.input("sorter");
+  TORCH_CHECK(sorter == nullptr || sorter->sizes() == lists->sizes(), call.name(),
+              ": sorter should have the sizes of sorted_sequence, in ", call.to_string());
+}
+
 OutputMetas searchsorted_metas(const OpCall& call) {
+  check_sorted_lists(call);
   const Spec* values = call.input("self");
   std::vector<int64_t> sizes;
   if (values != nullptr) sizes.assign(values->sizes().begin(), values->sizes().end());

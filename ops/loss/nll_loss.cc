@@ -143,6 +143,9 @@ OutputMetas nll2d_metas(const OpCall& call) {
   if (rows.size() == 4) rows.erase(rows.begin() + 1);
   TORCH_CHECK(call.input("target")->sizes() == rows, call.name(), ": target should have the sizes ",
               at::IntArrayRef(rows), ", as each row of scores has a class, in ", call.to_string());
+  const Spec* weight = call.input("weight");
+  TORCH_CHECK(weight == nullptr || self.dim() != 4 || weight->meta().numel() == self.size(1), call.name(),
+              ": weight should have one element for each class, in ", call.to_string());
   return metas_of({self.new_empty(reduces(call) ? Shape() : call.input("target")->sizes()), self.new_empty({})});
 }
 

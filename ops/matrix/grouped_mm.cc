@@ -33,6 +33,11 @@ OutputMetas grouped_mm_metas(const OpCall& call) {
       has_offs == (a.ndim() == 2 || b.ndim() == 2),
       "_grouped_mm: argument 'offs' belongs to exactly those products that have a matrix for an operand, but got ",
       call.to_string());
+  for (const Spec* t : {&a, &b}) {
+    TORCH_CHECK(!has_offs || t->ndim() == 2 || t->sizes()[0] == call.inputs[kOffs]->sizes()[0],
+                "_grouped_mm: argument 'offs' should have one element for each matrix of a batch, but got ",
+                call.to_string());
+  }
   const auto& dtype = call.arg("out_dtype");
   std::vector<int64_t> sizes;
   if (a.ndim() == 2 && b.ndim() == 2) sizes.push_back(call.inputs[kOffs]->sizes()[0]);

@@ -71,7 +71,7 @@ std::string factored_equation(const OpCall& call) {
   return call.get_bool("left") ? "...MN,...K,...Pc->...Pc" : "...MN,...K,...cQ->...cQ";
 }
 std::string triangular_equation(const OpCall& call) {
-  return call.get_bool("left") ? "...MN,...Pc->...Pc" : "...MN,...cQ->...cQ";
+  return call.get_bool("left") ? "...MM,...Mc->...Mc" : "...MM,...cM->...cM";
 }
 
 const CoreDimsOp kSystems[] = {
@@ -81,7 +81,7 @@ const CoreDimsOp kSystems[] = {
     {"aten::linalg_ldl_solve", "...MN,...K,...Pc->...Pc", "B"},
     {.op = "aten::linalg_solve_triangular", .equation = "", .linear = "B", .choose = triangular_equation},
     {.op = "aten::triangular_solve", .equation = "...Pc,...MN->...Pc,...MN", .aside = 'c'},
-    {"aten::cholesky_solve", "...Pc,...MN->...Pc", "self"},
+    {"aten::cholesky_solve", "...Mc,...MM->...Mc", "self"},
     {"aten::_cholesky_solve_helper", "...Pc,...MN->...Pc", "self"},
     {.op = "aten::ormqr", .equation = "", .linear = "input3", .choose = factored_equation},
 };

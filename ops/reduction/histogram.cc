@@ -38,8 +38,10 @@ FactorRule counts_rule(const OpCall& call, int64_t num_coordinate_dims, const Ou
   }
   const bool weighted = weight >= 0 && call.inputs[weight];
   if (weighted) {
-    TORCH_CHECK(call.inputs[weight]->ndim() == places, call.name(),
-                ": weight, if given, has one element for each that is counted, but got ", call.to_string());
+    // A rank's kernel sees its own parts, which may fit on some ranks alone.
+    TORCH_CHECK(call.inputs[weight]->sizes() == at::IntArrayRef(call.inputs[self]->sizes()).slice(0, places),
+                call.name(), ": weight, if given, has one element for each that is counted, but got ",
+                call.to_string());
     std::iota(rule.inputs[weight].begin(), rule.inputs[weight].end(), 0);
   }
   for (const auto& tensor : metas.tensors) rule.outputs.emplace_back(tensor->sizes.size(), kNoFactor);
