@@ -111,7 +111,7 @@ void Job::leave() noexcept {
 
 void Job::end(const std::vector<GroupCalls>& groups) noexcept {
   try {
-    if (!may_exit_with_0()) return;
+    if (left_ || !may_exit_with_0()) return;  // after exit() began, static tensors may still end a world
     end_calls(*state_, groups);
     if (!decides_exit_status_ || !state_->failed() || state_->is_told()) return;
     std::fprintf(stderr, "[dtensor] error: rank %d must not end with status 0, as the job has failed: %s\n",

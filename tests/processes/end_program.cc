@@ -13,7 +13,7 @@
 // and HOLDER has the world: main (a variable there), static (made by a function's static variable), early (a global
 // variable, older than all that the library makes), leaked (never destroyed).
 // The others say what becomes of their next collective. end_test.sh looks at that. If HOLDER is none, every rank ends
-// its world first, and then its process by HOW, with status 0.
+// its world first, and then its process by HOW, with status 0; if it is tensor, a global tensor keeps the world.
 #include <ATen/ops/ones.h>
 #include <c10/util/Exception.h>
 
@@ -114,8 +114,12 @@ int main(int argc, char** argv) {
   const std::string how = word(1), holder = word(3);
   std::atexit(ends_at_exit);
   std::at_quick_exit(ends_at_exit);
-  if (holder == "none") {
-    sum(DeviceMesh(World::from_env(), {3}, {"tp"}));
+  if (holder == "none" || holder == "tensor") {
+    {
+      const DeviceMesh mesh(World::from_env(), {3}, {"tp"});
+      sum(mesh);
+      if (holder == "tensor") early.result = partial(mesh);
+    }
     if (how == "quick_exit") std::quick_exit(0);
     return 0;
   }

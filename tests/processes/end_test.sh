@@ -73,5 +73,9 @@ for how in return quick_exit; do
   timeout 60 "$launch" -n 3 -- env "DTENSOR_STORE=file://$work/store_$how" "$program" $how nothing none > "$out" 2>&1
   check "$how after the world's end: the job ends well" test $? = 0
   check "$how after the world's end: the file at which the ranks met is gone" test ! -e "$work/store_$how"
+  out=$work/kept_$how
+  timeout 60 "$launch" -n 3 -- "$program" $how nothing tensor > "$out" 2>&1
+  check "$how with a global tensor: the job ends well" test $? = 0
+  check "$how with a global tensor: nobody reports a failure" lacks 'the job has failed'
 done
 finish
