@@ -26,8 +26,10 @@ import numbers
 import os
 import re
 import threading
+from multiprocessing.reduction import ForkingPickler
 
 import torch
+import torch.multiprocessing
 
 # ---- loading ----------------------------------------------------------------------------------------------------------
 
@@ -236,6 +238,19 @@ def _reduce(self, protocol):
 
 torch.Tensor.__reduce_ex__ = _reduce
 
+# ---- queues and pipes of torch.multiprocessing ------------------------------------------------------------------------
+
+_torch_share = torch.multiprocessing.reductions.reduce_tensor
+
+
+def _share(tensor):
+    """Pickled as in a file; the local tensors go through shared memory, like plain ones."""
+    return tensor.__reduce_ex__(2) if _dt.is_dtensor(tensor) else _torch_share(tensor)
+
+
+for _kind in (torch.Tensor, torch.nn.Parameter):
+    ForkingPickler.register(_kind, _share)
+
 # ---- torch.distributed.checkpoint -------------------------------------------------------------------------------------
 # Its protocol: which process writes which box of the whole tensor, which one reads it, and its location. Tensors of PyTorch's own
 # DTensor class have methods of these names; of ours a plain torch.Tensor must not have them.
@@ -246,7 +261,9 @@ class _OfDistributedTensors:
         self._function = function
 
     def __get__(self, tensor, owner=None):
-        if tensor is None or not _dt.is_dtensor(tensor):
+        if tensor is None:
+            return self._function  # torch.compile reads all attributes of the class
+        if not _dt.is_dtensor(tensor):
             raise AttributeError(self._function.__name__)
         return functools.partial(self._function, tensor)
 
