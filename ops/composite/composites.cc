@@ -161,16 +161,22 @@ void refuse_nested(const c10::OperatorHandle& op, Stack&) {
                               kInPlaceOfNested);
 }
 
+// torch.nn.TransformerEncoder asks whether it may drop the padding of sequences: if not, it computes with the padding.
+void no_nested_of_mask(const c10::OperatorHandle& op, Stack& stack) {
+  torch::jit::drop(stack, op.schema().arguments().size());
+  stack.emplace_back(false);
+}
+
 }  // namespace
 
 const RuleFamily composites_handlers("composites", [](RuleRegistry& registry) {
   for (const char* op : {"aten::embedding_sparse_backward", "aten::_gather_sparse_backward"})
     registry.add_handler(op, refuse_sparse);
   for (const char* op : {"aten::_nested_tensor_from_tensor_list", "aten::_nested_tensor_from_mask",
-                         "aten::_nested_tensor_from_mask_left_aligned", "aten::_nested_from_padded",
-                         "aten::_nested_from_padded_and_nested_example", "aten::_nested_view_from_buffer",
-                         "aten::_nested_view_from_jagged"})
+                         "aten::_nested_from_padded", "aten::_nested_from_padded_and_nested_example",
+                         "aten::_nested_view_from_buffer", "aten::_nested_view_from_jagged"})
     registry.add_handler(op, refuse_nested);
+  registry.add_handler("aten::_nested_tensor_from_mask_left_aligned", no_nested_of_mask);
   registry.add_handler("aten::tensor_split.tensor_indices_or_sections", tensor_split);
   registry.add_handler("aten::max_pool1d", max_pool1d);
   registry.add_handler("aten::vander", vander);

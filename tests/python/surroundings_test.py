@@ -35,6 +35,19 @@ class Surroundings(unittest.TestCase):
         value, tangent = linearize(torch.sin, self.x)
         self.assertTrue(torch.allclose(tangent(self.x), self.x.cos() * self.x))
 
+    def test_encoder_with_padding(self):
+        encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True, dtype=torch.double), 2)
+        encoder.eval()
+        padding = torch.tensor([[False] * 3 + [True]] * 2)
+        x = torch.randn(2, 4, 6, dtype=torch.double)
+        with torch.no_grad():
+            expected = encoder(x, src_key_padding_mask=padding)
+            for p in encoder.parameters():
+                p.data = dt.distribute(p.data, self.mesh, "RR")
+            x, padding = (dt.distribute(t, self.mesh, "S(0)R") for t in (x, padding))
+            got = dt.full_tensor(encoder(x, src_key_padding_mask=padding))
+        self.assertTrue(torch.allclose(got[:, :3], expected[:, :3]))
+
     def test_pipes_and_queues(self):
         layout = "S(0)R"
         x = dt.distribute(self.x, self.mesh, layout)
