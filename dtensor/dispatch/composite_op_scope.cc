@@ -94,7 +94,7 @@ void run_without_handler(const c10::OperatorHandle& op, torch::jit::Stack& stack
 bool counts_as_number(const at::Tensor& t) {
   if (t.is_nested()) return false;
   return t.dim() == 0 || (t.dim() == 1 && t.numel() == 0) || (t.numel() == 1 && t.device().is_cpu()) ||
-         is_expanded_number(t);
+         t._is_zerotensor() || is_expanded_number(t);
 }
 
 }  // namespace dtensor::internal

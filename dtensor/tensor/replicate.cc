@@ -1,5 +1,6 @@
 #include "dtensor/tensor/replicate.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <utility>
@@ -17,6 +18,7 @@ namespace {
 NumberClass class_of_wrapped(const at::Tensor& t) {
   if (t.scalar_type() == at::kDouble) return number_class(*t.const_data_ptr<double>());
   if (t.scalar_type() == at::kLong) return number_class(*t.const_data_ptr<int64_t>());
+  const LocalGuard guard;
   const c10::impl::ExcludeDispatchKeyGuard without_modes(
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
   return number_class(t.item());
@@ -33,8 +35,10 @@ SpecPtr spec_of_number(const at::Tensor& number, const DeviceMesh& mesh) {
   return Spec::get(mesh, replicated(mesh), meta);
 }
 
-at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
+at::Tensor replicate_plain(const at::Tensor& plain, const DeviceMesh& mesh) {
   LocalGuard guard;
+  // The tangent of an argument that has none is zeros without memory, which nothing may write to.
+  const at::Tensor t = plain._is_zerotensor() ? at::zeros({}, plain.options()).expand(plain.sizes()) : plain;
   const bool is_number = is_wrapped_number(t);
   RankTensors locals;
   for (int64_t rank : mesh.local_ranks()) {
@@ -47,7 +51,7 @@ at::Tensor replicate_plain(const at::Tensor& t, const DeviceMesh& mesh) {
   }
   SpecPtr spec = is_number ? spec_of_number(t, mesh) : Spec::get(mesh, replicated(mesh), read_meta(t));
   const at::Tensor result = make_dtensor(std::move(spec), std::move(locals));
-  meta_without_sync(result).storage->user_may_write = true;  // the user may hold `t`
+  meta_without_sync(result).storage->user_may_write = true;  // the user may hold `plain`
   return result;
 }
 

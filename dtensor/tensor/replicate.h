@@ -12,7 +12,7 @@ namespace dtensor::internal {
 
 // Whether `t` was made from a number, as for Python's `x + 0.5`, and so takes part in type promotion as the number.
 inline bool is_wrapped_number(const at::Tensor& t) {
-  return !is_dtensor(t) && t.defined() && t.unsafeGetTensorImpl()->is_wrapped_number();
+  return !is_dtensor(t) && t.defined() && t.unsafeGetTensorImpl()->is_wrapped_number() && !t._is_zerotensor();
 }
 // Its layout, replicated. REQUIRES: is_wrapped_number(number).
 SpecPtr spec_of_number(const at::Tensor& number, const DeviceMesh& mesh);

@@ -31,11 +31,17 @@ void has_same_storage_numel(const c10::OperatorHandle&, Stack& stack) {
 
 // Zeros of the dtype of `self` with the layout of `other`: a tangent with another layout is copied into them.
 void zeros_with_meta_of(const c10::OperatorHandle&, Stack& stack) {
-  torch::jit::pop(stack);  // batch dims of vmap
+  const int64_t batch_dims = torch::jit::pop(stack).toInt();  // of vmap, the first dims of `self`; `other` has none
   const at::Tensor other = torch::jit::pop(stack).toTensor();
   const at::Tensor self = torch::jit::pop(stack).toTensor();
-  stack.emplace_back(
-      other.new_empty_strided(other.sizes(), other.strides(), other.options().dtype(self.scalar_type())).zero_());
+  at::DimVector sizes(other.sizes()), strides(other.strides());
+  int64_t stride = other.numel();
+  for (int64_t dim = batch_dims - 1; dim >= 0; --dim) {
+    sizes.insert(sizes.begin(), self.size(dim));
+    strides.insert(strides.begin(), stride);
+    stride *= self.size(dim);
+  }
+  stack.emplace_back(other.new_empty_strided(sizes, strides, other.options().dtype(self.scalar_type())).zero_());
 }
 
 // LibTorch uses meta tensors to get the shape of a product with a zero tangent.

@@ -33,6 +33,7 @@ std::vector<std::pair<const char*, Function>> functions() {
       {"div", [](auto& x, auto& w, auto&) { return x / w - w / x; }},
       {"broadcast", [](auto& x, auto&, auto& b) { return x * b + b; }},
       {"mm", [](auto& x, auto& w, auto&) { return x.mm(w); }},
+      {"dot", [](auto& x, auto& w, auto&) { return x.select(1, 0).dot(w.select(1, 1)) * x; }},
       {"mm with itself", [](auto& x, auto&, auto&) { return x.mm(x.t()); }},
       {"linear", [](auto& x, auto& w, auto& b) { return F::linear(x, w, b); }},
       {"sum", [](auto& x, auto&, auto&) { return x.sum(0); }},

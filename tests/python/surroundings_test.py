@@ -31,6 +31,13 @@ class Surroundings(unittest.TestCase):
             got = function(*(dt.distribute(t, self.mesh, p) for t, p in zip((self.w, self.x), layouts)))
             self.assertTrue(torch.allclose(dt.full_tensor(got), expected), layouts)
 
+    def test_vmap_of_tangents(self):
+        tanh = lambda w, x: torch.tanh(w @ x)
+        self.check(lambda w, x: vmap(jacfwd(jacrev(tanh, 1), 1), (None, 0))(w, x))
+
+    def test_a_tangent_of_one_factor_of_a_dot_product(self):
+        self.check(lambda w, x: jvp(lambda t: torch.dot(w[0], t), (x[0],), (x[1],))[1])
+
     def test_transforms_that_trace_plain_tensors(self):
         value, tangent = linearize(torch.sin, self.x)
         self.assertTrue(torch.allclose(tangent(self.x), self.x.cos() * self.x))
