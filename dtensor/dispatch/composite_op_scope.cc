@@ -83,8 +83,9 @@ void run_without_handler(const c10::OperatorHandle& op, torch::jit::Stack& stack
     if (arg.isTensor() && arg.toTensor().defined()) keys = keys | arg.toTensor().key_set();
   }
   keys = c10::impl::computeDispatchKeySet(keys, c10::DispatchKeySet(c10::DispatchKeySet::FULL));
-  // That key's kernel is a fallthrough, which only the dispatcher knows; tensors have the key in inference mode, too.
-  keys = (keys & kBelowThatKey).remove(c10::DispatchKey::ADInplaceOrView);
+  // The kernels of these keys are fallthroughs, which only the dispatcher knows. Tensors have the first in inference
+  // mode, too; the second is there inside autograd.grad() with is_grads_batched.
+  keys = (keys & kBelowThatKey) - c10::DispatchKeySet({c10::DispatchKey::ADInplaceOrView, c10::DispatchKey::VmapMode});
   // Below autograd the next kernel would be the handler itself.
   if (keys.highestPriorityTypeId() == kDTensorKey) return run_composite_code(op, stack);
   count_as_given();

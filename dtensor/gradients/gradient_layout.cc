@@ -93,6 +93,7 @@ class GradientLayoutHook final : public torch::autograd::FunctionPreHook {
 
  private:
   at::Tensor arrived(const at::Tensor& leaf, const at::Tensor& given) const {
+    if (given.key_set().has(c10::DispatchKey::Batched)) return given;  // of all rows of is_grads_batched
     const DTensorMeta& meta = meta_without_sync(leaf);
     if (current_dispatch_scope().delay_gradient_reduction) {
       const bool is_alike = is_dtensor(given) && spec_of(given)->mesh() == meta.spec->mesh();

@@ -38,6 +38,17 @@ class Surroundings(unittest.TestCase):
     def test_a_tangent_of_one_factor_of_a_dot_product(self):
         self.check(lambda w, x: jvp(lambda t: torch.dot(w[0], t), (x[0],), (x[1],))[1])
 
+    def test_batched_gradients(self):
+        def gradients(w, x):
+            x.requires_grad_()
+            y = (x @ w.t()).sin().sum(0)
+            rows = y.detach().diag()
+            return torch.autograd.grad(y, x, rows, is_grads_batched=True)[0]
+
+        self.check(gradients)
+        jacobian = lambda w, x: torch.autograd.functional.jacobian(lambda t: (t @ w.t()).sin(), x, vectorize=True)
+        self.check(jacobian)
+
     def test_transforms_that_trace_plain_tensors(self):
         value, tangent = linearize(torch.sin, self.x)
         self.assertTrue(torch.allclose(tangent(self.x), self.x.cos() * self.x))

@@ -49,7 +49,8 @@ at::Tensor distribute_result(const CompositeOpScope& scope, at::Tensor t) {
   if (!t.defined() || is_dtensor(t) || !scope.is_outermost() || !scope.makes_plain()) return t;
   if (t.is_meta() && scope.mesh().world().has_data()) return t;  // only a shape
   const bool is_made_here = !scope.was_given(t) && !t.requires_grad() && t.layout() == c10::kStrided &&
-                            t.unsafeGetTensorImpl()->storage().use_count() == 1;
+                            t.has_storage() &&  // a tensor that vmap batches has none
+                            t.storage().use_count() == 1;
   return is_made_here ? replicate_copy(t, scope.mesh()) : t;
 }
 
