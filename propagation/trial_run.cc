@@ -25,6 +25,8 @@ class KeepGenerator {
  public:
   explicit KeepGenerator(bool needed) {
     if (!needed) return;
+    // Not asked for otherwise: LibTorch destroys it at exit, when static tensors may still compute.
+    generator_ = at::detail::getDefaultCPUGenerator();
     trial_ = std::unique_lock<std::mutex>(trials());
     std::lock_guard<std::mutex> lock(generator_.mutex());
     state_ = generator_.get_state();
@@ -42,7 +44,7 @@ class KeepGenerator {
   }
 
   std::unique_lock<std::mutex> trial_;
-  at::Generator generator_ = at::detail::getDefaultCPUGenerator();
+  at::Generator generator_;
   at::Tensor state_;
 };
 
