@@ -164,8 +164,10 @@ std::vector<at::Tensor> forward_outputs(const Attention& a, const OpCall& call) 
             query.new_empty({}, at::kLong), query.new_empty({}, at::kLong)};
   }
   if (op.find("cudnn") != op.npos) {
+    // cuDNN makes no logsumexp unless asked.
+    const bool has_logsumexp = call.get_bool("compute_log_sumexp");
     return {like,
-            query.new_empty({rows[0], rows[1], target, 1}, at::kFloat),
+            has_logsumexp ? query.new_empty({rows[0], rows[1], target, 1}, at::kFloat) : at::Tensor(),
             {},
             {},
             query.new_empty({}, at::kLong),

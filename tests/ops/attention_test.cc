@@ -133,6 +133,9 @@ TEST_CASE("CUDA's fused attention: batch and heads are split, the generator's st
     CHECK(decide(OpCall::make("aten::_scaled_dot_product_cudnn_attention", {q, k, k, nullptr},
                               {true, 0., false, false})) ==
           "f16[8, 4, 64, 16](" + s + ") f32[8, 4, 64, 1](" + s + ") none none i64[](R) i64[](R) none ");
+    CHECK(decide(OpCall::make("aten::_scaled_dot_product_cudnn_attention", {q, k, k, nullptr},
+                              {false, 0., false, false})) ==
+          "f16[8, 4, 64, 16](" + s + ") none none none i64[](R) i64[](R) none ");
   }
 }
 
