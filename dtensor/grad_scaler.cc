@@ -66,7 +66,11 @@ bool found_on_any(const std::vector<DeviceMesh>& meshes, bool found) {
   for (const DeviceMesh& mesh : meshes) ranks.insert(mesh.ranks().begin(), mesh.ranks().end());
   const DeviceMesh all(meshes[0].world(), {static_cast<int64_t>(ranks.size())}, {"all"}, {ranks.begin(), ranks.end()});
   const PlainFactories plain;
-  const std::vector<at::Tensor> flags(all.local_ranks().size(), at::full({1}, found ? 1. : 0., at::kFloat));
+  std::vector<at::Tensor> flags;
+  for (const int64_t rank : all.local_ranks()) {
+    const auto options = at::TensorOptions(at::kFloat).device(all.world().device(rank));
+    flags.push_back(at::full({1}, found ? 1. : 0., options));
+  }
   return full_tensor(from_local(flags, all, {Partial(ReduceOp::kMax)})).item<float>() != 0;
 }
 
