@@ -2,6 +2,7 @@
 // redistributed to the layout of their parameter; parameters may lie on several meshes.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -80,7 +81,8 @@ std::vector<List> lists_of(const c10::OperatorHandle& op, c10::ArrayRef<c10::IVa
   return lists;
 }
 
-// The operator on the parts of one rank of parameters `chosen`, which share a mesh or are plain.
+// The operator on the parts of one rank of parameters `chosen`, which share a mesh or are plain. Plain numbers beside
+// distributed parameters are copied to the device of the rank, as replicate_plain() does.
 void run_on_rank(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args, const std::vector<List>& lists,
                  const std::vector<size_t>& chosen, size_t rank) {
   std::vector<size_t> not_empty;
@@ -89,14 +91,25 @@ void run_on_rank(const c10::OperatorHandle& op, c10::ArrayRef<c10::IValue> args,
   }
   if (not_empty.empty()) return;
   Stack stack(args.begin(), args.end());
-  for (c10::IValue& value : stack) {
-    if (value.isTensor()) value = local_of(value.toTensor(), rank);
+  const at::Tensor& param = lists[0].computed[not_empty.front()];
+  const c10::Device device = local_of(param, rank).device();
+  const auto given_to_rank = [&](const at::Tensor& t) {
+    if (!is_dtensor(param) || !t.defined() || is_dtensor(t)) return local_of(t, rank);
+    const LocalGuard guard;
+    return t.to(device);
+  };
+  for (size_t a = 0; a < stack.size(); ++a) {
+    if (!stack[a].isTensor()) continue;
+    const at::Tensor t = stack[a].toTensor();
+    // Kernels take a learning rate from host memory, too.
+    const bool stays = op.schema().arguments()[a].name() == "lr" && t.is_cpu();
+    stack[a] = stays ? local_of(t, rank) : given_to_rank(t);
   }
   for (const List& list : lists) {
     if (list.computed.empty()) continue;
     c10::List<at::Tensor> locals;
     locals.reserve(not_empty.size());
-    for (const size_t i : not_empty) locals.push_back(local_of(list.computed[i], rank));
+    for (const size_t i : not_empty) locals.push_back(given_to_rank(list.computed[i]));
     stack[list.argument] = std::move(locals);
   }
   LocalGuard guard;
@@ -174,6 +187,13 @@ void optimize(const c10::OperatorHandle& op, Stack& stack) {
   torch::jit::drop(stack, count);
 }
 
+// Of the flag of local rank r for gradients like `of`: as `found`, on the rank's device.
+at::TensorOptions flag_options(const at::Tensor& of, size_t r, const at::Tensor& found) {
+  if (!is_dtensor(of)) return local_of(found, 0).options();
+  const DeviceMesh& mesh = spec_of(of)->mesh();
+  return at::TensorOptions(found.scalar_type()).device(mesh.world().device(mesh.local_ranks()[r]));
+}
+
 // The maximum of the ranks' `found_inf` over the ranks of `of`, on each of them.
 RankTensors largest_of_all(const c10::OperatorHandle& op, const at::Tensor& of, const at::Tensor& found,
                            RankTensors of_ranks) {
@@ -188,7 +208,7 @@ RankTensors largest_of_all(const c10::OperatorHandle& op, const at::Tensor& of, 
 void tell(const c10::OperatorHandle& op, at::Tensor found, const RankTensors& of_ranks, const at::Tensor& of) {
   if (!is_dtensor(found)) {
     LocalGuard guard;
-    if (!of_ranks.empty()) found.copy_(at::maximum(found, of_ranks[0]));
+    if (!of_ranks.empty()) found.copy_(at::maximum(found, of_ranks[0].to(found.device())));
     return;
   }
   const DeviceMesh& mesh = spec_of(found)->mesh();
@@ -222,7 +242,7 @@ void unscale(const c10::OperatorHandle& op, Stack& stack) {
         const at::Tensor& local = local_of(gradients[i], r);
         if (local.numel() > 0) locals[local.device().type()].push_back(local);
       }
-      of_ranks.push_back(local_of(found, 0).new_zeros(found.sizes()));
+      of_ranks.push_back(at::zeros(found.sizes(), flag_options(first, r, found)));
       for (const auto& [type, list] : locals) {
         const c10::Device device = list.get(0).device();
         const at::Tensor of_list = of_ranks.back().to(device, of_ranks.back().scalar_type(), false, /*copy=*/true);

@@ -186,6 +186,25 @@ TEST_CASE("a fused optimizer that fails counts writes to what it may have update
   }
 }
 
+TEST_CASE("fused optimizers copy plain numbers to the devices of the ranks", "[ops][fused_optimizers]") {
+  const DeviceMesh mesh(World::local(8), {8}, {"dp"});
+  for (const bool observed : {false, true}) {
+    const std::vector<Tensors> lists = fitting_lists(mesh);
+    std::optional<CommDebugMode> comm;  // observed calls take the boxed kernel
+    if (observed) comm.emplace();
+    const auto step = [&](const Tensors& steps, const at::Tensor& found) {
+      call_op("aten::_fused_adamw_", {lists[0], lists[1], lists[2], lists[3], Tensors(), steps, 0.1, 0.9, 0.99, 0.01,
+                                      1e-8, false, false, c10::IValue(), found});
+    };
+    // From a device without data, the copy is an error.
+    const auto options = at::TensorOptions(at::kFloat).device(at::kMeta);
+    const Tensors steps(lists[0].size(), at::ones({1}, options));
+    CHECK_THROWS_WITH(step(steps, at::zeros({1}, at::kFloat)), Catch::Contains("Cannot copy out of meta tensor"));
+    CHECK_THROWS_WITH(step(lists[5], at::zeros({1}, options)), Catch::Contains("Cannot copy out of meta tensor"));
+    CHECK_NOTHROW(step(lists[5], at::zeros({1}, at::kFloat)));
+  }
+}
+
 TEST_CASE("fused optimizers scale gradients, and skip a step with infinities", "[ops][fused_optimizers]") {
   const Parameters p;
   const Tensors params = p.make(-0.5), grads = p.make(-0.5), first = p.make(0), second = p.make(0);

@@ -55,6 +55,14 @@ bool is_number(const at::Tensor& t, const at::Tensor& param) {
   return !is_dtensor(t) || (spec_of(t)->is_replicated() && spec_of(t)->mesh() == spec_of(param)->mesh());
 }
 
+// Whether plain `t` lies where each local rank has its part of a parameter.
+bool lies_beside(const at::Tensor& t, const Parts& param, size_t ranks) {
+  for (size_t r = 0; r < ranks; ++r) {
+    if (param.on(r).device() != t.device()) return false;
+  }
+  return true;
+}
+
 // Fills in the parts of `list`, and their layouts. False: not all of them can be updated without a move.
 bool find_parameters(List& list, std::vector<const Spec*>& specs) {
   if (list.tensors.empty() || !is_dtensor(list.tensors[0])) return false;
@@ -72,9 +80,12 @@ bool find_parameters(List& list, std::vector<const Spec*>& specs) {
   return true;
 }
 
-// The same for another list, which may be empty, beside parameters with these layouts.
-bool find_parts(List& list, at::TensorList params, const std::vector<const Spec*>& specs) {
+size_t num_local_ranks(const List& params) { return meta_without_sync(params.tensors[0]).locals.size(); }
+
+// The same for another list, which may be empty, beside `of_params` with these layouts.
+bool find_parts(List& list, const List& of_params, const std::vector<const Spec*>& specs) {
   if (list.tensors.empty()) return true;
+  const at::TensorList params = of_params.tensors;
   if (list.tensors.size() != params.size()) return false;
   list.parts.resize(params.size());
   for (size_t n = 0; n < params.size(); ++n) {
@@ -84,7 +95,7 @@ bool find_parts(List& list, at::TensorList params, const std::vector<const Spec*
       if (needs_boxed_kernel(meta) || (meta.spec.get() != specs[n] && !is_number(t, params[n]))) return false;
       list.parts[n] = {meta.locals.data(), meta.storage.get()};
     } else {
-      if (!is_number(t, params[n])) return false;
+      if (!is_number(t, params[n]) || !lies_beside(t, of_params.parts[n], num_local_ranks(of_params))) return false;
       list.parts[n] = {&t, nullptr};
     }
   }
@@ -93,7 +104,7 @@ bool find_parts(List& list, at::TensorList params, const std::vector<const Spec*
 
 bool find_parts(Lists& lists) {
   std::vector<const Spec*> specs;
-  const auto fits = [&](List& list) { return find_parts(list, lists[0].tensors, specs); };
+  const auto fits = [&](List& list) { return find_parts(list, lists[0], specs); };
   return find_parameters(lists[0], specs) && std::all_of(lists.begin() + 1, lists.end(), fits);
 }
 
@@ -152,12 +163,19 @@ struct TypedOptimizer<Op, void(Args...)> {
     static const OpInfo& info = op_info(op);
     Lists lists;
     bool is_plain = true;  // all but the lists
+    absl::InlinedVector<const at::Tensor*, 3> numbers;
     size_t a = 0;
     const auto look_at = [&](const auto& arg) {
       using Arg = std::decay_t<decltype(arg)>;
       if constexpr (std::is_same_v<Arg, at::TensorList>) lists.push_back({arg, info.args[a].written});
-      if constexpr (std::is_same_v<Arg, at::Tensor>) is_plain &= !is_dtensor(arg);
-      if constexpr (std::is_same_v<Arg, std::optional<at::Tensor>>) is_plain &= !arg || !is_dtensor(*arg);
+      if constexpr (std::is_same_v<Arg, at::Tensor>) {
+        is_plain &= !is_dtensor(arg);
+        if (!arg.is_cpu()) numbers.push_back(&arg);  // a learning rate, which kernels take from host memory, too
+      }
+      if constexpr (std::is_same_v<Arg, std::optional<at::Tensor>>) {
+        is_plain &= !arg || !is_dtensor(*arg);
+        if (arg && arg->defined()) numbers.push_back(&*arg);
+      }
       ++a;
     };
     (look_at(args), ...);
@@ -165,7 +183,10 @@ struct TypedOptimizer<Op, void(Args...)> {
     const bool is_seen = CallHook::watching() != nullptr || has_listeners() || calls_are_decided_otherwise();
     if (!is_seen && is_plain) {
       prepare_parameters(info, lists);
-      if (find_parts(lists)) return run(lists, args...);
+      const auto lies_there = [&](const at::Tensor* t) {
+        return lies_beside(*t, lists[0].parts[0], num_local_ranks(lists[0]));
+      };
+      if (find_parts(lists) && std::all_of(numbers.begin(), numbers.end(), lies_there)) return run(lists, args...);
     }
     boxed_kernel().call<void, Args...>(op, keys, std::forward<Args>(args)...);
   }
@@ -174,9 +195,8 @@ struct TypedOptimizer<Op, void(Args...)> {
   static void run(const Lists& lists, Args... args) {
     try {
       LocalGuard guard;
-      const size_t ranks = meta_without_sync(lists[0].tensors[0]).locals.size();
       run_on_each_rank(
-          ranks, [&] { return num_elements_to_read(lists); },
+          num_local_ranks(lists[0]), [&] { return num_elements_to_read(lists); },
           [&](size_t r) {
             const std::vector<size_t> numbers = with_elements(lists[0], r);
             if (!numbers.empty()) run_on(r, lists, numbers, std::make_index_sequence<sizeof...(Args)>(), args...);
