@@ -15,10 +15,13 @@
 #include <ATen/ops/rrelu_with_noise.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/GeneratorImpl.h>
 
 #include <cmath>
 #include <functional>
+#include <vector>
 
+#include "dtensor/dispatch/internal/same_draws.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/tensor/representation.h"
@@ -164,6 +167,42 @@ TEST_CASE("Gradients of gammas, and rejected arguments of distributions", "[rand
   options.shape = std::vector<int64_t>{8, 3};
   const at::Tensor ghost = at::poisson(from_local({}, nowhere, {Shard(0)}, options));
   CHECK(spec_of(ghost)->placements()[0] == Shard(0));
+}
+
+// Counts its draws; of a device that is not the CPU.
+struct Counter final : c10::GeneratorImpl {
+  explicit Counter(uint64_t drawn) : GeneratorImpl(c10::Device(c10::DeviceType::Meta), {}), draws(drawn) {}
+
+  void set_current_seed(uint64_t) override {}
+  void set_offset(uint64_t offset) override { draws = offset; }
+  uint64_t get_offset() const override { return draws; }
+  uint64_t current_seed() const override { return 0; }
+  uint64_t seed() override { return 0; }
+  void set_state(const c10::TensorImpl& state) override { draws = *static_cast<const uint64_t*>(state.data()); }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    return at::full({}, static_cast<int64_t>(draws), at::kLong).getIntrusivePtr();
+  }
+  GeneratorImpl* clone_impl() const override { return new Counter(draws); }
+
+  uint64_t draws;
+};
+
+TEST_CASE("ranks draw the same from a generator of a device, which advances once") {
+  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::bernoulli", "");
+  const at::Generator given = at::make_generator<Counter>(0);
+  std::vector<uint64_t> draws;
+  const auto call_on_ranks = [&] {
+    SameDraws same;
+    for (int rank = 0; rank < 2; ++rank) {
+      torch::jit::Stack stack = {at::full({2}, 0.5), given};
+      same.run(op, c10::Device(c10::DeviceType::CPU), stack,
+               [&] { draws.push_back(stack[1].toGenerator().get<Counter>()->draws++); });
+    }
+  };
+  call_on_ranks();
+  call_on_ranks();
+  CHECK(draws == std::vector<uint64_t>{0, 0, 1, 1});
+  CHECK(given.get<Counter>()->draws == 2);
 }
 
 }  // namespace

@@ -25,6 +25,13 @@ at::Generator new_generator(const c10::IValue& given, c10::Device device) {
   return result;
 }
 
+// One on the CPU has advanced already, by the draw of a seed.
+void advance(at::Generator given, const at::Generator& used) {
+  if (given.device().type() == c10::DeviceType::CPU) return;
+  std::lock_guard lock(given.mutex());
+  given.set_state(used.get_state());
+}
+
 }  // namespace
 
 void SameDraws::run(const c10::OperatorHandle& op, c10::Device device, torch::jit::Stack& stack,
@@ -32,9 +39,14 @@ void SameDraws::run(const c10::OperatorHandle& op, c10::Device device, torch::ji
   const auto& arguments = op.schema().arguments();
   for (size_t a = 0; a < arguments.size(); ++a) {
     if (arguments[a].type()->str().find("Generator") == std::string::npos) continue;
-    if (!drawn_.defined()) drawn_ = new_generator(stack[a], device);
-    stack[a] = drawn_.clone();
-    return call();
+    const c10::IValue given = stack[a];
+    const bool first = !drawn_.defined();
+    if (first) drawn_ = new_generator(given, device);
+    at::Generator used = drawn_.clone();
+    stack[a] = used;
+    call();
+    if (first && given.isGenerator()) advance(given.toGenerator(), used);
+    return;
   }
   at::Generator generator = default_generator(device);
   std::unique_lock lock(generator.mutex());
