@@ -16,8 +16,9 @@ namespace {
 // Does not just call t.item(), which takes longer: a TorchDispatchMode of Python, which gets a number for `t`, could
 // not call it.
 NumberClass class_of_wrapped(const at::Tensor& t) {
-  if (t.scalar_type() == at::kDouble) return number_class(*t.const_data_ptr<double>());
-  if (t.scalar_type() == at::kLong) return number_class(*t.const_data_ptr<int64_t>());
+  const bool has_host_memory = t.is_cpu();
+  if (has_host_memory && t.scalar_type() == at::kDouble) return number_class(*t.const_data_ptr<double>());
+  if (has_host_memory && t.scalar_type() == at::kLong) return number_class(*t.const_data_ptr<int64_t>());
   const LocalGuard guard;
   const c10::impl::ExcludeDispatchKeyGuard without_modes(
       c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot}));
