@@ -87,13 +87,13 @@ std::shared_ptr<CommWork> wait_on_gpu(c10::Device device, std::vector<c10::intru
       [device, streams, began_on = streams.getStream(device), begun = std::move(begun), done = std::move(done)] {
         const c10::DeviceGuard guard(device);
         for (const auto& work : begun) work->wait();
-        // Memory that the collective has used goes back to the stream that it was taken for.
+        done();
+        // Memory that the collective and `done` have used goes back to the stream that it was taken for.
         if (const c10::Stream waits = streams.getStream(device); waits != began_on) {
           c10::Event arrived(device.type());
           arrived.record(waits);
           arrived.block(began_on);
         }
-        done();
       });
 }
 

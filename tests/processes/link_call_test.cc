@@ -1,0 +1,55 @@
+// How calls on a device use its streams, on a device that only writes down what it is told.
+#include "processes/c10d/link_call.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <string>
+#include <vector>
+
+#include "comm/comm_work.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor::internal {
+namespace {
+
+using c10::Device, c10::DeviceIndex, c10::Stream;
+
+constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
+const Device kDevice(kType, 0);
+
+std::vector<std::string> told;
+int64_t current = 0;  // stream
+
+Stream stream(int64_t id) { return Stream(Stream::UNSAFE, kDevice, id); }
+
+struct WritesDown final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const { return kType; }
+  Device exchangeDevice(Device) const { return kDevice; }
+  Device getDevice() const { return kDevice; }
+  void setDevice(Device) const {}
+  void uncheckedSetDevice(Device) const noexcept {}
+  Stream getStream(Device) const { return stream(current); }
+  Stream exchangeStream(Stream s) const { return stream(std::exchange(current, s.id())); }
+  DeviceIndex deviceCount() const noexcept { return 1; }
+  void record(void** event, const Stream& s, const DeviceIndex, const c10::EventFlag) const {
+    *event = &told;
+    told.push_back("record on " + std::to_string(s.id()));
+  }
+  void block(void*, const Stream& s) const { told.push_back("block " + std::to_string(s.id())); }
+  void destroyEvent(void*, const DeviceIndex) const noexcept {}
+};
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, WritesDown);
+
+}  // namespace
+
+TEST_CASE("a call's memory goes back to its stream when another stream has unpacked the results", "[processes]") {
+  told.clear();
+  current = 1;
+  const auto work = wait_on_gpu(kDevice, {}, [] { told.emplace_back("unpack on " + std::to_string(current)); });
+  current = 2;
+  work->wait();
+  CHECK(told == std::vector<std::string>{"unpack on 2", "record on 2", "block 1"});
+}
+
+}  // namespace dtensor::internal
