@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "comm/graph_capture.h"
 #include "processes/c10d/run_exchange.h"
 
 namespace dtensor::internal {
@@ -72,10 +73,11 @@ std::optional<uint64_t> CallComparison::before(const LinkCall& call) const {
     if (level_ == DebugLevel::kDetail) compare_on_cpu(call, own);
     return own;
   }
-  check_arrived(call);
-  if (level_ == DebugLevel::kDetail) compare_on_device(call, own, "is about to make ", /*now=*/true);
+  const bool captures = is_capturing(call.device);  // then nothing runs that could be compared
+  if (!captures) check_arrived(call);
+  if (level_ == DebugLevel::kDetail && !captures) compare_on_device(call, own, "is about to make ", /*now=*/true);
   link.history = fingerprint(link.history, call.number, call.collective, call.call, call.moved_before);
-  if (level_ == DebugLevel::kInfo && call.number % kCompareEvery == 0) {
+  if (level_ == DebugLevel::kInfo && !captures && call.number % kCompareEvery == 0) {
     compare_on_device(call, link.history, "has made other calls than its group; its last is ",
                       /*now=*/call.collective == Collective::kBarrier);
   }
@@ -85,7 +87,10 @@ std::optional<uint64_t> CallComparison::before(const LinkCall& call) const {
 void CallComparison::at_barrier(const LinkCall& call) const {
   if (!call.device.is_cuda()) {
     compare_on_cpu(call, fingerprint(0, call.number, call.collective, call.call, call.moved_before));
-  } else if (level_ == DebugLevel::kOff || call.number % kCompareEvery != 0) {
+    return;
+  }
+  TORCH_CHECK(!is_capturing(call.device), call.text(), ": a graph cannot have a barrier, for which the host waits");
+  if (level_ == DebugLevel::kOff || call.number % kCompareEvery != 0) {
     compare_on_device(call, call.link.history, "", /*now=*/true);
   }
 }

@@ -11,9 +11,18 @@
 #include <utility>
 
 #include "comm/comm_work.h"
+#include "comm/graph_capture.h"
 #include "processes/c10d/mismatch.h"
 
 namespace dtensor::internal {
+namespace {
+
+// A capture runs nothing, and its events and works must not be queried.
+std::function<bool()> nothing_to_wait_for() {
+  return [] { return true; };
+}
+
+}  // namespace
 
 std::string LinkCall::text() const { return describe_call(number, collective, call, moved_before); }
 
@@ -70,11 +79,12 @@ c10::intrusive_ptr<c10d::Work> begin_on_gpu(const LinkCall& call, const StartWor
     call.job().launch(call.activity(), call.link.members, [&] {
       const c10::DeviceGuard guard(call.device);
       work = start();
-      return [work] {
+      if (is_capturing(call.device)) return nothing_to_wait_for();
+      return std::function<bool()>([work] {
         const bool is_done = work->isCompleted();  // also if it failed
         if (is_done && work->exception()) std::rethrow_exception(work->exception());
         return is_done;
-      };
+      });
     });
   });
   return work;
@@ -98,6 +108,7 @@ std::shared_ptr<CommWork> wait_on_gpu(c10::Device device, std::vector<c10::intru
 }
 
 std::function<bool()> current_stream_done(c10::Device device) {
+  if (is_capturing(device)) return nothing_to_wait_for();
   auto event = std::make_shared<c10::Event>(device.type());
   event->record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   return [event] { return event->query(); };

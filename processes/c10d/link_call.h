@@ -69,7 +69,8 @@ c10::intrusive_ptr<c10d::Work> begin_on_gpu(const LinkCall& call, const StartWor
 std::shared_ptr<CommWork> wait_on_gpu(
     c10::Device device, std::vector<c10::intrusive_ptr<c10d::Work>> begun, std::function<void()> done = [] {});
 
-// Says, without waiting, whether the device has done all that is on its current stream now.
+// Says, without waiting, whether the device has done all that is on its current stream now; always where that is
+// capturing.
 std::function<bool()> current_stream_done(c10::Device device);
 
 }  // namespace dtensor::internal
