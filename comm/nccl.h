@@ -25,6 +25,9 @@ struct NcclFunctions {
   // connected when this returns: all its ranks must come, or it waits. Errors: NCCL's.
   c10::intrusive_ptr<c10d::Backend> (*make_backend)(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                     c10::Device device, std::chrono::milliseconds timeout);
+  // Prepares the calling thread, which does nothing else, to query events on `device`: it uses no other device, and
+  // does not break graphs that other threads capture.
+  void (*prepare_watch)(c10::Device device);
 };
 
 // Static initialisation of //:dtensor_nccl calls this. `functions` must live as long as the program.

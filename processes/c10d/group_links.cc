@@ -131,7 +131,7 @@ void GroupLinks::watch(const Link& link) {
         return error == c10d::ErrorType::TIMEOUT ? "NCCL's watchdog has timed out"
                                                  : "NCCL has lost the connection of the group";
       },
-      [backend = link.backend] { backend->abort(); });
+      [backend = link.backend] { backend->abort(); }, [device = device_] { nccl_functions().prepare_watch(device); });
 }
 
 std::vector<GroupCalls> GroupLinks::calls() {

@@ -25,12 +25,12 @@ void DeviceWatch::add(Launched launched) {
   launched_.push_back(std::make_shared<Launched>(std::move(launched)));
 }
 
-void DeviceWatch::add_group(Group group, std::shared_ptr<void> alive) {
+void DeviceWatch::add_group(Group group, std::function<void()> prepare, std::shared_ptr<void> alive) {
   std::lock_guard lock(mutex_);
   groups_.push_back(std::make_shared<Group>(std::move(group)));
   if (thread_.joinable()) return;
-  thread_ = std::thread([this, alive = std::move(alive)] {
-    watch();
+  thread_ = std::thread([this, prepare = std::move(prepare), alive = std::move(alive)] {
+    watch(prepare);
     {
       std::lock_guard lock(mutex_);
       ended_ = true;
@@ -103,7 +103,12 @@ void DeviceWatch::look(Clock::time_point& look_again) {
   }
 }
 
-void DeviceWatch::watch() {
+void DeviceWatch::watch(const std::function<void()>& prepare) {
+  try {
+    prepare();
+  } catch (const std::exception& e) {
+    owner_.fail(message_of(e));
+  }
   auto look_again = Clock::now() + Milliseconds(1000);
   for (;;) {
     {

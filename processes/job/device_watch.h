@@ -44,8 +44,8 @@ class DeviceWatch {
   DeviceWatch(std::chrono::milliseconds timeout, Owner owner) : timeout_(timeout), owner_(std::move(owner)) {}
 
   void add(Launched launched);
-  // The first one starts the thread, which keeps `alive`, the owner of this object.
-  void add_group(Group group, std::shared_ptr<void> alive);
+  // The first one starts the thread, which keeps `alive`, the owner of this object, and begins with `prepare`.
+  void add_group(Group group, std::function<void()> prepare, std::shared_ptr<void> alive);
   std::shared_ptr<const Launched> waits_for() const;  // the first that is not known to be done; null: none
 
   void job_failed();  // aborts all groups, on the thread
@@ -53,7 +53,7 @@ class DeviceWatch {
   void stop();
 
  private:
-  void watch();
+  void watch(const std::function<void()>& prepare);
   void look(std::chrono::steady_clock::time_point& look_again);
 
   const std::chrono::milliseconds timeout_;

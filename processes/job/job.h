@@ -82,8 +82,11 @@ class Job {
               const std::function<std::function<bool()>()>& start);
   // When the job fails, `abort` is called, once and on another thread, so that work on the device ends that waits for
   // ranks which will not come. `error`, asked many times a second on that thread, says what is wrong with the group, ""
-  // for nothing: that fails the job. Both are kept as long as the Job.
-  void watch_group(std::vector<int64_t> members, std::function<std::string()> error, std::function<void()> abort);
+  // for nothing: that fails the job. `prepare` of the first group is called on that thread, before all else. All three
+  // are kept as long as the Job.
+  void watch_group(
+      std::vector<int64_t> members, std::function<std::string()> error, std::function<void()> abort,
+      std::function<void()> prepare = [] {});
   // Announces that this rank has reached `activity`, for ranks that wait for it there.
   void come_to(const Activity& activity);
   // Waits until `ready()` is true, asking again and again. Errors: as of run().

@@ -155,8 +155,9 @@ void Job::launch(Activity activity, absl::Span<const int64_t> members,
   state_->devices().add(std::move(launched));
 }
 
-void Job::watch_group(std::vector<int64_t> members, std::function<std::string()> error, std::function<void()> abort) {
-  state_->devices().add_group({std::move(members), std::move(error), std::move(abort)}, state_);
+void Job::watch_group(std::vector<int64_t> members, std::function<std::string()> error, std::function<void()> abort,
+                      std::function<void()> prepare) {
+  state_->devices().add_group({std::move(members), std::move(error), std::move(abort)}, std::move(prepare), state_);
 }
 
 }  // namespace dtensor::internal

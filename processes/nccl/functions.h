@@ -22,4 +22,6 @@ std::unique_ptr<Communicator> make_local_nccl_communicator(std::vector<c10::Devi
 c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                                                     c10::Device device, std::chrono::milliseconds timeout);
 
+void prepare_nccl_watch(c10::Device device);
+
 }  // namespace dtensor::internal

@@ -1,5 +1,7 @@
 // The groups of processes with a GPU each: c10d's own NCCL backend.
 #include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/util/env.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
@@ -23,6 +25,14 @@ c10::intrusive_ptr<c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<c10
   // Now, as all ranks are here: at the first collective they might not come.
   group->eagerConnectSingleDevice(device);
   return group;
+}
+
+void prepare_nccl_watch(c10::Device device) {
+  // Else destroying an event, which restores the thread's device, would take memory of GPU 0.
+  c10::cuda::set_device(device.index());
+  // Queries of events would be an error in a capture that another thread has begun in the default mode.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
 }
 
 }  // namespace dtensor::internal

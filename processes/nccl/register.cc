@@ -5,7 +5,7 @@
 namespace dtensor::internal {
 namespace {
 
-constexpr NcclFunctions kFunctions = {make_local_nccl_communicator, make_nccl_backend};
+constexpr NcclFunctions kFunctions = {make_local_nccl_communicator, make_nccl_backend, prepare_nccl_watch};
 
 [[maybe_unused]] const bool registered = (set_nccl_functions(&kFunctions), true);
 

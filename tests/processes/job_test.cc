@@ -163,6 +163,40 @@ TEST_CASE("job: a broken group, a device's error and a failed start fail the job
   CHECK(jobs.failure(testing::kAtOnce) == "rank 0 failed: a call: no memory");
 }
 
+TEST_CASE("job: the thread that watches a device is prepared before it asks anything", "[processes][job]") {
+  auto file = c10::make_tempfile("dtensor-job-");
+  auto prepared = std::make_shared<std::atomic<int>>(0);
+  auto asked = std::make_shared<std::atomic<bool>>(false);
+  const auto is_prepared = std::make_shared<std::atomic<bool>>(false);
+  Job job(c10::make_intrusive<c10d::FileStore>(file.name, 1), 0, 1, milliseconds(20000));
+  const auto watch = [&](const auto& prepare) {
+    job.watch_group(
+        {0}, [] { return std::string(); }, [] {}, prepare);
+  };
+  static thread_local bool is_watching = false;
+  job.launch({"0", 1, "a call"}, std::vector<int64_t>{0}, [&] {
+    return [=] {
+      *is_prepared = is_watching;
+      *asked = true;
+      return true;
+    };
+  });
+  watch([=] { is_watching = true, ++*prepared; });
+  watch([=] { ++*prepared; });
+  const auto begin = Clock::now();
+  while (!*asked && Clock::now() - begin < testing::kAtOnce) std::this_thread::sleep_for(milliseconds(5));
+  CHECK(*is_prepared);
+  CHECK(*prepared == 1);
+
+  Job fails(c10::make_intrusive<c10d::HashStore>(), 0, 1, milliseconds(20000));
+  fails.watch_group(
+      {0}, [] { return std::string(); }, [] {}, [] { throw std::runtime_error("no device"); });
+  const auto since = Clock::now();
+  while (Jobs::failure_of(fails).empty() && Clock::now() - since < testing::kAtOnce)
+    std::this_thread::sleep_for(milliseconds(5));
+  CHECK_THAT(Jobs::failure_of(fails), Contains("no device"));
+}
+
 TEST_CASE("job: an abort that does not end does not block the end of the job forever", "[processes][job]") {
   auto hold = std::make_shared<std::atomic<bool>>(true);
   auto file = c10::make_tempfile("dtensor-job-");
