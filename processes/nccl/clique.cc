@@ -1,5 +1,6 @@
 #include "processes/nccl/clique.h"
 
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
@@ -25,7 +26,11 @@ struct Clique::State {
       const c10::cuda::CUDAGuard guard(
           static_cast<c10::DeviceIndex>(devices[i]));  // the default stream is the current device's
       for (cudaStream_t stream : streams[i]) {
-        if (cudaStreamQuery(stream) == cudaSuccess) continue;
+        // To query a stream that captures a graph would end the capture.
+        cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+        const bool can_tell =
+            cudaStreamIsCapturing(stream, &capture) == cudaSuccess && capture == cudaStreamCaptureStatusNone;
+        if (can_tell && cudaStreamQuery(stream) == cudaSuccess) continue;
         (void)cudaGetLastError();  // "not ready" is a valid result, not an error for the next call
         return false;
       }
@@ -113,6 +118,8 @@ Clique::~Clique() {
   // Communicators that could not be destroyed in time. Never destroyed itself: a world may end after main.
   static auto* left = new std::vector<std::unique_ptr<State>>;
   try {
+    // Nothing here belongs to a graph that may be captured meanwhile.
+    const c10::cuda::CUDAStreamCaptureModeGuard relaxed(cudaStreamCaptureModeRelaxed);
     std::lock_guard lock(launch_mutex());
     left->push_back(std::move(state_));
     for (auto it = left->begin(); it != left->end();) {
