@@ -1,10 +1,13 @@
 #include "ops/random/random_kernel.h"
 
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/from_blob.h>
-
 #ifdef DTENSOR_HAVE_CUDA
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
 #include "comm/cuda/run_on_cuda.h"
+#include "comm/graph_capture.h"
 #include "ops/kernels/cuda/philox.h"
 #endif
 
@@ -53,18 +56,23 @@ void fill_cuda(const at::Tensor& part, const cpu::GlobalOffsets& offsets, const 
   cuda::PhiloxPart p;
   TORCH_CHECK_NOT_IMPLEMENTED(part.dim() <= cuda::kPhiloxMaxDims, "random numbers on CUDA: at most ",
                               cuda::kPhiloxMaxDims, " dims, the tensor has ", part.dim());
-  std::vector<int64_t> flat;
+  TORCH_CHECK_NOT_IMPLEMENTED(!is_capturing(part.device()),
+                              "random numbers in a graph: every replay would give the same ones");
+  int64_t length = 0;
   for (size_t d = 0; d < offsets.size(); ++d) {
     p.sizes[d] = static_cast<int64_t>(offsets[d].size());
-    flat.insert(flat.end(), offsets[d].begin(), offsets[d].end());
+    length += p.sizes[d];
   }
-  const at::Tensor table =
-      at::from_blob(flat.data(), {static_cast<int64_t>(flat.size())}, at::TensorOptions(at::kLong)).to(part.device());
+  // Pinned: the host does not wait for the copy. LibTorch keeps the memory until the stream has read it.
+  const at::Tensor host = at::empty({length}, at::TensorOptions(at::kLong).pinned_memory(true));
+  auto* next = host.mutable_data_ptr<int64_t>();
+  for (const auto& of_dim : offsets) next = std::copy(of_dim.begin(), of_dim.end(), next);
+  const at::Tensor table = host.to(part.device(), /*non_blocking=*/true);
   p.data = part.mutable_data_ptr();
   p.type = type_of(part.scalar_type());
   p.numel = part.numel();
   p.ndim = static_cast<int>(part.dim());
-  p.offsets = flat.empty() ? nullptr : table.const_data_ptr<int64_t>();
+  p.offsets = length == 0 ? nullptr : table.const_data_ptr<int64_t>();
   run_on_cuda("philox_fill", part.device(), [&](void* cuda_stream) {
     return cuda::philox_fill(p, draw, key, stream,
                              probabilities.defined() ? probabilities.const_data_ptr<double>() : nullptr, cuda_stream);
