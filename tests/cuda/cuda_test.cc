@@ -67,6 +67,30 @@ TEST_CASE("cuda: a vocabulary-parallel model trains as on one device") {
   }
 }
 
+TEST_CASE("cuda: attention without gradients equals that on one device") {
+  if (fewer_gpus_than(1)) return;
+  torch::manual_seed(0);
+  const torch::NoGradGuard no_grad;
+  const auto mesh = gpu_mesh();
+  const auto q = torch::randn({4, 4, 64, 64}).to(torch::kCUDA, torch::kBFloat16);
+  const auto on_mesh = distribute_tensor(q, mesh, {Shard(0), Shard(1)});
+  for (const bool cudnn : {true, false}) {  // where it can be had; Hopper's first choice
+    at::globalContext().setSDPUseCuDNN(cudnn);
+    const auto expected = at::scaled_dot_product_attention(q, q, q);
+    CHECK(torch::allclose(full_tensor(at::scaled_dot_product_attention(on_mesh, on_mesh, on_mesh)), expected, 1e-2,
+                          1e-2));
+  }
+  at::globalContext().setSDPUseCuDNN(true);
+}
+
+TEST_CASE("cuda: a number may lie on the GPU") {
+  if (fewer_gpus_than(1)) return;
+  const auto number = torch::full({}, 2.5, torch::TensorOptions(torch::kDouble).device(torch::kCUDA));
+  number.unsafeGetTensorImpl()->set_wrapped_number(true);
+  const auto x = torch::randn({4, 4}, torch::kCUDA);
+  CHECK(full_tensor(distribute_tensor(x, gpu_mesh(), {Shard(0), Shard(1)}) * number).equal(x * 2.5));
+}
+
 TEST_CASE("cuda: random numbers are those of the CPU, whatever the mesh") {
   if (fewer_gpus_than(1)) return;
   torch::manual_seed(5);

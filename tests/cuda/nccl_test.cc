@@ -2,16 +2,24 @@
 // then.
 #include "comm/nccl.h"
 
+#include <ATen/cuda/CUDAGraph.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
 #include <c10/util/tempfile.h>
 
 #include <chrono>
+#include <cmath>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/comm_work.h"
 #include "comm/communicator.h"
+#include "dtensor/dtensor.h"
 #include "mesh/world.h"
 #include "processes/launch/launch_env.h"
 #include "tests/cuda/collectives.h"
@@ -106,6 +114,39 @@ TEST_CASE("nccl: World::local on four GPUs, in groups") {
   for (int i = 0; i < 4; ++i) devices.emplace_back(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(i));
   check_collectives(World::local(devices), {2, 2});
   check_collectives(World::local(devices), {4});
+}
+
+TEST_CASE("nccl: an infinity on one GPU is found on all") {
+  if (fewer_gpus_than(2)) return;
+  const DeviceMesh mesh(World::local({c10::Device("cuda:0"), c10::Device("cuda:1")}), {2});
+  for (const bool bad : {false, true}) {
+    at::Tensor grad = at::full({4}, 2, at::TensorOptions(at::kFloat).device("cuda:0"));
+    if (bad) grad[3] = INFINITY;
+    const at::Tensor on_mesh = distribute_tensor(grad, mesh, {Shard(0)});
+    at::Tensor found = at::zeros({1}, grad.options());
+    at::_amp_foreach_non_finite_check_and_unscale_({on_mesh}, found, at::full({1}, 0.5, grad.options()));
+    CHECK(found.item<float>() == (bad ? 1.f : 0.f));
+    CHECK(full_tensor(on_mesh).cpu()[0].item<float>() == 1);
+  }
+}
+
+TEST_CASE("nccl: collectives of a job are captured as a CUDA graph") {
+  if (fewer_gpus_than(1)) return;
+  const World world = job_of_one();
+  const DeviceMesh mesh(world, {1});
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+  const auto one = at::full({1000}, 1, at::TensorOptions().device(world.device(0)));
+  const auto sum = [&] { return world.communicator().all_reduce(call_on(mesh, {0}), {one}, ReduceOp::kSum)[0]; };
+  sum();
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  at::Tensor captured;
+  for (int i = 0; i < 130; ++i) captured = sum();               // past two comparisons
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));  // the watch looks
+  graph.capture_end();
+  graph.replay();
+  CHECK(at::equal(captured.cpu(), one.cpu()));
+  CHECK(at::equal(sum().cpu(), one.cpu()));  // the job lives
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <torch/optim.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "checkpoint/serialize.h"
@@ -251,6 +252,57 @@ TEST_CASE("cuda: a training step is captured as a CUDA graph, and its replays tr
   for (const auto& p : captured->named_parameters()) {
     CAPTURE(p.key());
     CHECK(full_tensor(p.value().detach()).allclose(full_tensor(eager->named_parameters()[p.key()].detach())));
+  }
+}
+
+TEST_CASE("cuda: random numbers are refused in a CUDA graph, whose replays would repeat them") {
+  if (fewer_gpus_than(1)) return;
+  const DeviceMesh mesh(World::local(2, c10::Device("cuda:0")), {2});
+  const at::Tensor x = distribute_tensor(torch::ones({8, 8}, torch::kCUDA), mesh, rows(mesh));
+  torch::dropout(x, 0.5, /*train=*/true);
+  const c10::cuda::CUDAStreamGuard guard(c10::cuda::getStreamFromPool());
+  at::cuda::CUDAGraph graph;
+  graph.capture_begin();
+  CHECK_THROWS_AS(torch::dropout(x, 0.5, /*train=*/true), c10::NotImplementedError);
+  graph.capture_end();
+}
+
+TEST_CASE("cuda: a gradient scaler takes parameters on several meshes") {
+  if (fewer_gpus_than(1)) return;
+  const World world = World::local(4, c10::Device("cuda:0"));
+  const DeviceMesh first(world, {2}, {"a"}, {0, 1}), second(world, {2}, {"b"}, {2, 3});
+  for (const float bad : {0.f, INFINITY}) {
+    std::vector<at::Tensor> parameters;
+    for (const DeviceMesh& mesh : {first, second}) {
+      parameters.push_back(distribute_tensor(torch::ones({4, 2}, torch::kCUDA), mesh, {Shard(0)}).requires_grad_());
+      const at::Tensor grad = torch::full({4, 2}, mesh == second ? bad : 1.f, torch::kCUDA);
+      parameters.back().mutable_grad() = distribute_tensor(grad, mesh, {Shard(0)});
+    }
+    torch::optim::SGD optimizer(parameters, 0.1);
+    GradScaler scaler({.init_scale = 1});
+    CHECK(scaler.step(optimizer) == (bad == 0));
+  }
+}
+
+TEST_CASE("cuda: fused optimizers take plain numbers in host memory") {
+  if (fewer_gpus_than(1)) return;
+  const DeviceMesh mesh(World::local(2, c10::Device("cuda:0")), {2});
+  const auto step = [](const auto& lay_out, c10::Device numbers) {
+    torch::manual_seed(0);
+    std::vector<at::Tensor> tensors;
+    for (int i = 0; i < 4; ++i) tensors.push_back(lay_out(torch::rand({4, 2}).cuda()));
+    const auto options = at::TensorOptions(at::kFloat).device(numbers);
+    at::_fused_adamw_({tensors[0]}, {tensors[1]}, {tensors[2]}, {tensors[3]}, {}, {at::ones({}, options)},
+                      at::full({}, 0.1, at::kFloat), 0.9, 0.99, 0.01, 1e-8, false, false, at::full({1}, 2, options),
+                      at::zeros({1}, options));
+    return tensors[0];
+  };
+  const at::Tensor expected = step([](const at::Tensor& t) { return t; }, c10::Device("cuda:0"));
+  for (const char* numbers : {"cuda:0", "cpu"}) {
+    CAPTURE(numbers);
+    const at::Tensor got =
+        step([&](const at::Tensor& t) { return distribute_tensor(t, mesh, {Shard(0)}); }, c10::Device(numbers));
+    CHECK(full_tensor(got).allclose(expected));
   }
 }
 
