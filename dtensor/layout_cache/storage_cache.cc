@@ -41,15 +41,6 @@ MemoryRange memory_range_of(const at::Tensor& t) {
   return {meta.spec, t.storage_offset(), t.is_non_overlapping_and_dense(), meta.seen, meta.locals};
 }
 
-const at::Tensor& cached_with(const at::Tensor& t) {
-  const at::Tensor* found = &t;
-  while (true) {
-    const auto& observer = meta_without_sync(*found).storage->observer;
-    if (!observer || !observer->is_local_copy()) return *found;
-    found = &observer->base;
-  }
-}
-
 bool may_cache(const LocalStorage& storage) { return !storage.user_may_write && !c10::InferenceMode::is_enabled(); }
 
 uint64_t writes_of(const LocalStorage& storage) { return storage.writes.load(std::memory_order_relaxed); }

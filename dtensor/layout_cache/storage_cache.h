@@ -82,14 +82,6 @@ struct StorageCache {
   std::vector<CacheEntry> entries;
 };
 
-// The tensor in whose memory copies of `t` are cached: `t`, or the base of which a local operator copied the view on
-// this rank and perhaps not on others, so that all ranks cache alike.
-const at::Tensor& cached_with(const at::Tensor& t);
-// Its memory.
-inline const std::shared_ptr<LocalStorage>& cache_memory(const at::Tensor& t) {
-  return meta_without_sync(cached_with(t)).storage;
-}
-
 // May operators cache what they compute from `storage`?
 bool may_cache(const LocalStorage& storage);
 

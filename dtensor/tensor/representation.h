@@ -54,13 +54,6 @@ class StorageObserver {
   virtual void after_write(const at::Tensor& t, std::string_view op) = 0;
   // For DTensor::explain(); "" where that differs between ranks.
   virtual std::string description() const = 0;
-  // Whether a local operator copied this rank's part of a view because of its strides: on other ranks the view may
-  // share the memory of the base.
-  virtual bool is_local_copy() const = 0;
-  // The parts of the view, and those of the same view of `other`, a tensor like the base in another layout. REQUIRES:
-  // is_local_copy().
-  virtual const RankTensors& parts_of_view() const = 0;
-  virtual RankTensors parts_of_view_of(const at::Tensor& other) const = 0;
 
   const at::Tensor base;  // another handle of it
 };

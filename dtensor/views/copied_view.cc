@@ -36,12 +36,12 @@ std::vector<c10::IValue> without_base(const ViewCall& call) {
   return args;
 }
 
-// The view that the call returns for `base`.
-at::Tensor view_of(const ViewOrigin& origin, const at::Tensor& base) {
+// The view that the call returns now.
+at::Tensor take_again(const ViewOrigin& origin) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const DispatchScopeGuard no_call_of_the_program([](DispatchScope& s) { s.step_decider = nullptr; });
   Stack stack(origin.args.begin(), origin.args.end());
-  stack[origin.base_arg] = base;
+  stack[origin.base_arg] = origin.base;
   origin.op.callBoxedForDispatchKey(kDTensorKey, stack);
   size_t k = origin.result;
   for (const c10::IValue& value : stack) {
@@ -55,7 +55,7 @@ at::Tensor view_of(const ViewOrigin& origin, const at::Tensor& base) {
 }
 
 void read_by_call(const ViewOrigin& origin) {
-  at::Tensor now = view_of(origin, origin.base);
+  at::Tensor now = take_again(origin);
   const CommCause cause = call_cause(origin.op, "self", origin.base);
   now = redistribute_below_autograd(now, origin.spec->placements(), cause);
   LocalGuard guard;
@@ -85,13 +85,10 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
   const auto base_size = static_cast<int64_t>(c10::elementSize(meta.spec->dtype())),
              size = static_cast<int64_t>(c10::elementSize(spec->dtype()));
   offset += base.storage_offset() * base_size / size;
-  if (!moved && !call.read) {  // alike on all ranks, of which some may have to copy their parts
-    set_base_of_views(base);
-    meta.storage->shared.store(true, kRelaxed);
-  }
   if (!moved && shares_memory(locals, meta.locals)) {
     const std::string& name = call.op.schema().name();
     const ConjNegBits flips{name == "aten::_conj", name == "aten::_neg_view"};
+    set_base_of_views(base);
     at::Tensor view = make_view(std::move(spec), std::move(locals), base, offset);
     mutable_hints(view).seen = meta.seen ^ flips;
     return view;
@@ -121,10 +118,6 @@ void ViewOrigin::before_read(LocalStorage& storage) {
   }
   mark_written(storage);
   seen.store(writes, kRelaxed);
-}
-
-RankTensors ViewOrigin::parts_of_view_of(const at::Tensor& other) const {
-  return meta_for_read(view_of(*this, other)).locals;
 }
 
 std::vector<ViewOrigin*> origins_of(const at::Tensor& t) {

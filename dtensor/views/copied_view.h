@@ -35,9 +35,6 @@ struct ViewOrigin final : StorageObserver {
   void check_write(const at::Tensor& t, std::string_view op) const override;
   void after_write(const at::Tensor& t, std::string_view op) override;
   std::string description() const override;
-  bool is_local_copy() const override { return !moved && read == nullptr; }
-  const RankTensors& parts_of_view() const override { return locals; }
-  RankTensors parts_of_view_of(const at::Tensor& other) const override;
 
   c10::OperatorHandle op;
   std::vector<c10::IValue> args;  // without the base

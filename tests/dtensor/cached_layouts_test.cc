@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <stdexcept>
-#include <string>
 
 #include "dtensor/dispatch/local_parts.h"
 #include "dtensor/dtensor_handle.h"
@@ -68,72 +67,6 @@ TEST_CASE("cached layouts: the base is reduced for many views, a small view alon
   comm.reset();
   CHECK(close(q[7].exp(), many[7].exp()));
   CHECK(comm.bytes() < 64 * 8 * 2);
-}
-
-// Of 3 x 2 x 4 x 4, in memory as permute({2, 0, 1, 3}), while its parts are row-major, as those of a moved tensor are.
-// So joined() copies parts of several rows in the first dim, and shares the memory of others.
-Tensor transposed(const DeviceMesh& mesh, const Placements& placements) {
-  const Tensor whole = torch::arange(96, torch::kDouble).div(96).view({3, 2, 4, 4});
-  const Tensor parts = redistribute(distribute_tensor(whole, mesh), placements);
-  const std::vector<int64_t> strides = {8, 4, 24, 1};
-  return from_local(meta_for_read(parts).locals, mesh, placements, {.shape = whole.sizes().vec(), .strides = strides})
-      .mul(1);
-}
-
-Tensor joined(const Tensor& t) { return t.permute({2, 0, 1, 3}).view({12, 8}); }
-
-// What a rank communicates in a program with such a view.
-std::string communication_of(const World& world, const Placements& placements) {
-  const Tensor x = transposed(DeviceMesh(world, {2, 2}), placements), v = joined(x);
-  CommDebugMode comm;
-  v.cumsum(0);
-  x.cumsum(0);
-  x.mul_(2);
-  v.cumsum(1);
-  v.add_(1);
-  x.cumsum(1);
-  v.cumsum(1);
-  v.view({4, 3, 8}).cumsum(1);
-  std::string text;
-  for (const CommEvent& e : comm.events())
-    text += c10::str(to_string(e.collective), " ", to_string(*e.layout_change), "\n");
-  return text;
-}
-
-TEST_CASE("cached layouts: ranks communicate alike, whether a local operator copied their parts of a view or not",
-          "[dtensor][cached_layouts]") {
-  const auto is_copied = [](int64_t rank) {
-    const Tensor x = transposed(DeviceMesh(World::fake(4, rank), {2, 2}), {Shard(0), Shard(1)});
-    return !meta_for_read(joined(x)).locals[0].is_alias_of(meta_for_read(x).locals[0]);
-  };
-  CHECK(is_copied(0));
-  CHECK_FALSE(is_copied(3));
-  for (const Placement& second : {Shard(1), Shard(3), Replicate(), Partial()}) {
-    const Placements placements = {Shard(0), second};
-    const std::string text = communication_of(World::fake(4, 0), placements);
-    INFO(to_string(placements) << "\n" << text);
-    CHECK_FALSE(text.empty());
-    for (int64_t rank = 1; rank < 4; ++rank) CHECK(communication_of(World::fake(4, rank), placements) == text);
-  }
-}
-
-TEST_CASE("cached layouts: views that a local operator copied have the values of their base",
-          "[dtensor][cached_layouts]") {
-  const DeviceMesh mesh(World::local(4), {2, 2});
-  for (const Placement& second : {Shard(1), Shard(3), Replicate(), Partial()}) {
-    INFO(to_string(Placements{Shard(0), second}));
-    const Tensor x = transposed(mesh, {Shard(0), second}), v = joined(x);
-    const Tensor plain_x = full_tensor(x), plain_v = plain_x.permute({2, 0, 1, 3}).reshape({12, 8});
-    CHECK(close(v.exp(), plain_v.exp()));
-    CHECK(close(v.cumsum(0), plain_v.cumsum(0)));
-    CHECK(close(x.cumsum(0), plain_x.cumsum(0)));
-    v.mul_(2);
-    CHECK(close(x.cumsum(1), plain_x.mul(2).cumsum(1)));
-    CHECK(close(v.view({4, 3, 8}).exp(), plain_v.mul(2).view({4, 3, 8}).exp()));
-    x.mul_(3);
-    CHECK(close(v.exp(), plain_v.mul(6).exp()));
-    CHECK(close(v.cumsum(1), plain_v.mul(6).cumsum(1)));
-  }
 }
 
 TEST_CASE("cached layouts: a redistribution is repeated after a write to local tensors, also a failed one",
