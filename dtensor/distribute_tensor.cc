@@ -36,7 +36,7 @@ RankTensors spread(const Spec& spec, const RankTensors& locals, const Placements
   call.event.cause = cause;
   call.event.dtype = spec.dtype();
   call.event.bytes = spec.with_placements(after)->max_local_bytes();
-  if (mesh.world().has_data() || has_listeners()) {
+  if (source && (mesh.world().has_data() || has_listeners())) {
     call.event.layout_change =
         std::make_shared<const LayoutChange>(spec.dtype(), spec.sizes(), before, after, mesh.to_string());
   }

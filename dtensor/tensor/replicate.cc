@@ -16,7 +16,7 @@ namespace {
 // Does not just call t.item(), which takes longer: a TorchDispatchMode of Python, which gets a number for `t`, could
 // not call it.
 NumberClass class_of_wrapped(const at::Tensor& t) {
-  const bool has_host_memory = t.is_cpu();
+  const bool has_host_memory = t.is_cpu() && t.has_storage() && !t.key_set().has(c10::DispatchKey::Python);
   if (has_host_memory && t.scalar_type() == at::kDouble) return number_class(*t.const_data_ptr<double>());
   if (has_host_memory && t.scalar_type() == at::kLong) return number_class(*t.const_data_ptr<int64_t>());
   const LocalGuard guard;

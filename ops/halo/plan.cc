@@ -102,7 +102,7 @@ class HaloPlanner {
     const std::vector<int64_t> cutting = cutting_mesh_dims(*request_.source, plan->dims);
     plan->group = &mesh_.group(cutting);
     if (!price(cutting, *plan)) return nullptr;
-    plan->text = text_of(first_group(cutting));
+    if (plan->bytes > 0) plan->text = text_of(first_group(cutting));
     for (const int64_t rank : mesh_.local_ranks()) add_rank(rank, *plan);
     add_messages_of_owned(*plan);
     return plan;

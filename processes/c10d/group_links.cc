@@ -21,6 +21,13 @@ namespace {
 
 constexpr std::chrono::milliseconds kAlmost{300};  // before the deadline: later failures count as timeouts
 
+// The mesh of the tensor that the call moves: of a side that has placements, as halos and stores have none.
+std::string mesh_text(const CommEvent& event) {
+  const auto& change = event.layout_change;
+  if (!change) return "";
+  return change->to().placements || !change->from().placements ? change->to().where : change->from().where;
+}
+
 }  // namespace
 
 GroupLinks::GroupLinks(std::shared_ptr<Job> job, std::string backend, c10::Device device,
@@ -65,8 +72,7 @@ void GroupLinks::connect(Link& link, const CommCall& call, Collective collective
                           absl::StrCat("the making of the group ", name, " of ranks ", absl::StrJoin(link.members, ","),
                                        " for ", describe_collective(collective, call))};
   job_->come_to(activity);
-  const auto& change = call.event.layout_change;
-  meet(*job_, activity, {link.place, name, change ? change->to().where : "", link.members}, places_);
+  meet(*job_, activity, {link.place, name, mesh_text(call.event), link.members}, places_);
   auto store = c10::make_intrusive<c10d::PrefixStore>(link.place, job_->store());
   // A backend's constructor waits for all members in calls that cannot be interrupted, and may do so several times as
   // long as its deadline. So it runs on a thread that can be left behind.

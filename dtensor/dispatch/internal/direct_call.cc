@@ -93,7 +93,7 @@ bool DirectCall::begin_composite(c10::DispatchKeySet keys) {
 }
 
 void DirectCall::add_number(const at::Tensor& number) {
-  count_otherwise();  // as the boxed kernel does
+  has_number_ = true;
   key_.words.push_back(spec_of_number(number, spec_of(*tensors_[0])->mesh())->id());
 }
 
@@ -115,7 +115,9 @@ void DirectCall::add(size_t i, at::OptionalIntArrayRef ints) {
 
 bool DirectCall::find_decision() {
   result_ = strategy_cache(spec_of(*tensors_[0])->mesh().world()).find_direct_result(key_.words);
-  return result_.spec != nullptr;
+  if (result_.spec == nullptr) return false;
+  if (has_number_) count_otherwise();  // as the boxed kernel does
+  return true;
 }
 
 int64_t DirectCall::num_elements_to_read() const {

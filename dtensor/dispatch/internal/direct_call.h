@@ -110,6 +110,7 @@ class DirectCall {
   const OpInfo& info_;
   const c10::ArrayRef<const at::Tensor*> tensors_;
   CallKey key_;
+  bool has_number_ = false;
   DirectResult result_;  // of the decision
 };
 

@@ -184,7 +184,8 @@ struct TypedOptimizer<Op, void(Args...)> {
     if (!is_seen && is_plain) {
       prepare_parameters(info, lists);
       const auto lies_there = [&](const at::Tensor* t) {
-        return lies_beside(*t, lists[0].parts[0], num_local_ranks(lists[0]));
+        return std::all_of(lists[0].parts.begin(), lists[0].parts.end(),
+                           [&](const Parts& param) { return lies_beside(*t, param, num_local_ranks(lists[0])); });
       };
       if (find_parts(lists) && std::all_of(numbers.begin(), numbers.end(), lies_there)) return run(lists, args...);
     }
