@@ -1,8 +1,10 @@
 // Cached layouts: shared with views and with their base, until a write.
+#include <ATen/ops/scaled_dot_product_attention.h>
 #include <torch/nn.h>
 
 #include <functional>
 #include <stdexcept>
+#include <string>
 
 #include "dtensor/dispatch/local_parts.h"
 #include "dtensor/dtensor_handle.h"
@@ -67,6 +69,45 @@ TEST_CASE("cached layouts: the base is reduced for many views, a small view alon
   comm.reset();
   CHECK(close(q[7].exp(), many[7].exp()));
   CHECK(comm.bytes() < 64 * 8 * 2);
+}
+
+// Attention whose inputs move, of 3 x 2 x 4 x 4: in memory as permute({2, 0, 1, 3}), like its inputs.
+Tensor attention(const DeviceMesh& mesh) {
+  torch::manual_seed(4);
+  const Tensor packed = distribute_tensor(torch::rand({4, 3, 2, 4}, torch::kDouble), mesh, {Shard(0), Replicate()});
+  const Tensor q = redistribute(packed, {Shard(0), Partial()}).permute({1, 2, 0, 3}).mul(1);  // no view of `packed`
+  return at::scaled_dot_product_attention(q, q, q);
+}
+
+// What a rank communicates in a program with a view of it, which needs the whole view and then the whole result.
+std::string communication_of(const World& world) {
+  CommDebugMode comm;
+  const Tensor x = attention(DeviceMesh(world, {2, 2}));
+  REQUIRE(comm.total() > 0);
+  const Tensor v = x.permute({2, 0, 1, 3}).view({12, 8});
+  torch::linalg_qr(v);
+  x.cumsum(0);
+  x.mul_(2);
+  v.cumsum(1);
+  torch::linalg_qr(v);
+  std::string text;
+  for (const CommEvent& e : comm.events())
+    text += c10::str(to_string(e.collective), " ", to_string(*e.layout_change), "\n");
+  return text;
+}
+
+TEST_CASE("parts of a result share memory with parts of its views, whatever their sizes", "[dtensor][cached_layouts]") {
+  const std::string text = communication_of(World::fake(4, 0));
+  for (int64_t rank = 0; rank < 4; ++rank) {
+    INFO("rank " << rank);
+    const Tensor x = attention(DeviceMesh(World::fake(4, rank), {2, 2}));
+    const Tensor part = meta_for_read(x.permute({2, 0, 1, 3}).view({12, 8})).locals[0];
+    CHECK((part.numel() == 0 || part.is_alias_of(meta_for_read(x).locals[0])));
+    CHECK(communication_of(World::fake(4, rank)) == text);
+  }
+  const DeviceMesh mesh(World::local(4), {2, 2});
+  const DeviceMesh one(World::local(1), {1, 1});
+  CHECK(torch::allclose(full_tensor(attention(mesh)), full_tensor(attention(one)), 1e-12, 1e-13));
 }
 
 TEST_CASE("cached layouts: a redistribution is repeated after a write to local tensors, also a failed one",

@@ -1,5 +1,7 @@
 #include "dtensor/dispatch/internal/compute_call.h"
 
+#include <ATen/ops/empty_strided.h>
+
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -23,6 +25,22 @@ size_t first_tensor(const Inputs& in) {
   size_t a = 0;
   while (in.slots[a].kind != ArgSlot::Kind::kTensor) ++a;
   return a;
+}
+
+// Gives parts of a result the order of dims in memory that its strides have. An operator on moved inputs may give them
+// another one, since moved parts are row-major. A view of the result would then copy the parts of some ranks and share
+// the memory of others, by their sizes, and what those ranks do later would differ.
+void put_dims_in_order(const Spec& spec, RankTensors& parts) {
+  if (!is_dense(spec.meta())) return;
+  const LocalGuard guard;
+  for (at::Tensor& part : parts) {
+    if (part.numel() == 0 || part.is_conj() || part.is_neg()) continue;
+    const auto strides = dense_in_order_of(spec.strides(), Shape(part.sizes().begin(), part.sizes().end()));
+    bool is_in_order = true;
+    for (int64_t d = 0; d < part.dim(); ++d)
+      is_in_order = is_in_order && (part.size(d) == 1 || part.stride(d) == strides[d]);
+    if (!is_in_order) part = at::empty_strided(part.sizes(), strides, part.options()).copy_(part);
+  }
 }
 
 }  // namespace
@@ -66,6 +84,7 @@ void wrap_results(const OpInfo& info, const Decision& decision, const Inputs& in
                           std::move(outputs[k]), decision.output_offsets.empty() ? 0 : decision.output_offsets[k],
                           moved);
     }
+    if (decision.moves_inputs()) put_dims_in_order(*decision.outputs[k], outputs[k]);
     const auto input = absl::c_find_if(in.tensors, [](const at::Tensor& t) { return t.defined(); });
     return make_result_of(*input, SpecPtr(decision.outputs[k]), std::move(outputs[k]));
   };
