@@ -29,7 +29,6 @@ import threading
 from multiprocessing.reduction import ForkingPickler
 
 import torch
-import torch.multiprocessing
 
 # ---- loading ----------------------------------------------------------------------------------------------------------
 
