@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kAlmost{300};  // before the deadline: later failures count as timeouts
 
-// The mesh of the tensor that the call moves: of a side that has placements, as halos and stores have none.
+// The mesh of the tensor that the call moves: that of the side with placements; the other may describe halos or stores.
 std::string mesh_text(const CommEvent& event) {
   const auto& change = event.layout_change;
   if (!change) return "";

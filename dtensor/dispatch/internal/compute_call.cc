@@ -27,9 +27,9 @@ size_t first_tensor(const Inputs& in) {
   return a;
 }
 
-// Gives parts of a result the order of dims in memory that its strides have. An operator on moved inputs may give them
-// another one, since moved parts are row-major. A view of the result would then copy the parts of some ranks and share
-// the memory of others, by their sizes, and what those ranks do later would differ.
+// Gives parts of a result the order of dims in memory that its strides have. An operator whose inputs moved may order
+// them otherwise, since parts that the executor moves are row-major. A view of the result would then copy the parts of
+// some ranks and share the memory of others, by their sizes, and those ranks would later communicate differently.
 void put_dims_in_order(const Spec& spec, RankTensors& parts) {
   if (!is_dense(spec.meta())) return;
   const LocalGuard guard;
