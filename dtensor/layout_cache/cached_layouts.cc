@@ -1,13 +1,13 @@
 #include "dtensor/layout_cache/cached_layouts.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
 #include <mutex>
 #include <utility>
 
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/ensure_strides.h"
 #include "dtensor/tensor/view_window.h"
 #include "placement/with_dim.h"
 #include "plan/cost_policy.h"
@@ -64,16 +64,8 @@ std::optional<Placements> layout_of_base(const Placements& placements, const Spe
   return result;
 }
 
-// Copies `t` if it has other strides, so that later calls find it in the right ones.
-void ensure_strides(at::Tensor& t, c10::IntArrayRef strides) {
-  for (int64_t d = 0; d < t.dim(); ++d) {
-    if (t.size(d) <= 1 || t.stride(d) == strides[d]) continue;
-    t = at::empty_strided(t.sizes(), strides, t.options()).copy_(t);
-    return;
-  }
-}
-
-// kFromLocal: `view` is the part of the view within `local`, the local tensor of the base before it moved.
+// kFromLocal: `view` is the part of the view within `local`, the local tensor of the base before it moved. Keeps in
+// `moved` a copy with the strides that views need, if it has others.
 at::Tensor view_from_local(at::Tensor& moved, const at::Tensor& local, const at::Tensor& view) {
   if (view.numel() == 0) return at::empty(view.sizes(), moved.options());
   ensure_strides(moved, local.strides());

@@ -59,10 +59,11 @@ class GroupLinks {
   GroupLinks(std::shared_ptr<Job> job, std::string backend, c10::Device device,
              c10::intrusive_ptr<c10d::ProcessGroup> world_group);
 
-  // The link of the call's group on this rank; all members must request it, for the same call. Groups with other
-  // members, another order of them or another name have links of their own, so that meshes do not get each other's
-  // data. Valid as long as this. Errors: as of Job::run; at once that members have the group in another order; after
-  // two seconds that they make one of another mesh instead. Thread-safe.
+  // The link of the call's group on this rank; all members must request it. Groups with other members, another order of
+  // them or another name have links of their own, so that meshes do not get each other's data. `collective` is for
+  // texts alone: ranks with several threads may come here by different calls. Valid as long as this. Errors: as of
+  // Job::run; at once that members have the group in another order; after two seconds that they make one of another
+  // mesh instead. Thread-safe.
   Link& of(const CommCall& call, Collective collective);
 
   // For groups of several ranks, the number of calls of each.

@@ -22,10 +22,9 @@ DebugLevel debug_level();
 
 // "call 12: all_reduce over tp for aten::mm, argument self: f32[8, 8](P(sum)) -> (R) @ mesh(tp=4), 384 B"; of a tensor
 // that call `moved_before` has moved before, "..., of a tensor that call 9 moved before".
-//
-// describe_collective(): without the call's number and the tensor's history.
-std::string describe_collective(Collective c, const CommCall& call);
 std::string describe_call(int64_t sequence, Collective c, const CommCall& call, int64_t moved_before = 0);
+// The same without the number of the call and the history of the tensor.
+std::string describe_collective(Collective c, const CommCall& call);
 
 // Equal on all ranks of the group if they make the same call. Covers the same properties as describe_call(); another
 // value for another `before`, the fingerprint of the call before.

@@ -1,4 +1,4 @@
-// How calls on a device use its streams, on a device that only writes down what it is told.
+// The order in which calls use the streams of a device. The device here is a fake one that records its calls.
 #include "processes/c10d/link_call.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -18,14 +18,14 @@ using c10::Device, c10::DeviceIndex, c10::Stream;
 constexpr c10::DeviceType kType = c10::DeviceType::PrivateUse1;
 const Device kDevice(kType, 0);
 
-std::vector<std::string> told;
-int64_t current = 0;  // stream
+std::vector<std::string> recorded;  // calls of the device, and the unpacking of results
+int64_t current = 0;                // stream
 bool captures = false;
 
 Stream stream(int64_t id) { return Stream(Stream::UNSAFE, kDevice, id); }
 
 // No `override`: early LibTorch releases have no isStreamCapturing().
-struct WritesDown final : c10::impl::DeviceGuardImplInterface {
+struct RecordingDevice final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const { return kType; }
   Device exchangeDevice(Device) const { return kDevice; }
   Device getDevice() const { return kDevice; }
@@ -35,42 +35,42 @@ struct WritesDown final : c10::impl::DeviceGuardImplInterface {
   Stream exchangeStream(Stream s) const { return stream(std::exchange(current, s.id())); }
   DeviceIndex deviceCount() const noexcept { return 1; }
   void record(void** event, const Stream& s, const DeviceIndex, const c10::EventFlag) const {
-    *event = &told;
-    told.push_back("record on " + std::to_string(s.id()));
+    *event = &recorded;
+    recorded.push_back("record on " + std::to_string(s.id()));
   }
-  void block(void*, const Stream& s) const { told.push_back("block " + std::to_string(s.id())); }
+  void block(void*, const Stream& s) const { recorded.push_back("block " + std::to_string(s.id())); }
   bool queryEvent(void*) const {
-    told.emplace_back("query");
+    recorded.emplace_back("query");
     return false;
   }
   void destroyEvent(void*, const DeviceIndex) const noexcept {}
   bool isStreamCapturing(const Stream&) const { return captures; }
 };
 
-C10_REGISTER_GUARD_IMPL(PrivateUse1, WritesDown);
+C10_REGISTER_GUARD_IMPL(PrivateUse1, RecordingDevice);
 
 }  // namespace
 
 TEST_CASE("a call's memory goes back to its stream when another stream has unpacked the results", "[processes]") {
-  told.clear();
+  recorded.clear();
   current = 1;
-  const auto work = wait_on_gpu(kDevice, {}, [] { told.emplace_back("unpack on " + std::to_string(current)); });
+  const auto work = wait_on_gpu(kDevice, {}, [] { recorded.emplace_back("unpack on " + std::to_string(current)); });
   current = 2;
   work->wait();
-  CHECK(told == std::vector<std::string>{"unpack on 2", "record on 2", "block 1"});
+  CHECK(recorded == std::vector<std::string>{"unpack on 2", "record on 2", "block 1"});
 }
 
 TEST_CASE("nothing is asked of a stream that captures a graph", "[processes]") {
-  told.clear();
+  recorded.clear();
   captures = false;
   CHECK_FALSE(is_capturing(kDevice));
   CHECK_FALSE(current_stream_done(kDevice)());
-  CHECK(told.size() == 2);
+  CHECK(recorded.size() == 2);
   captures = true;
   if (!is_capturing(kDevice)) return;  // a LibTorch release that cannot tell
-  told.clear();
+  recorded.clear();
   CHECK(current_stream_done(kDevice)());
-  CHECK(told.empty());
+  CHECK(recorded.empty());
   captures = false;
 }
 

@@ -1,7 +1,5 @@
 #include "dtensor/dispatch/internal/compute_call.h"
 
-#include <ATen/ops/empty_strided.h>
-
 #include <utility>
 
 #include "absl/algorithm/container.h"
@@ -11,6 +9,7 @@
 #include "dtensor/dispatch/internal/module_call.h"
 #include "dtensor/dispatch/internal/run_local.h"
 #include "dtensor/dispatch/report_work.h"
+#include "dtensor/tensor/ensure_strides.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/view_call.h"
 #include "plan/redistribute_plan.h"
@@ -35,11 +34,7 @@ void put_dims_in_order(const Spec& spec, RankTensors& parts) {
   const LocalGuard guard;
   for (at::Tensor& part : parts) {
     if (part.numel() == 0 || part.is_conj() || part.is_neg()) continue;
-    const auto strides = dense_in_order_of(spec.strides(), Shape(part.sizes().begin(), part.sizes().end()));
-    bool is_in_order = true;
-    for (int64_t d = 0; d < part.dim(); ++d)
-      is_in_order = is_in_order && (part.size(d) == 1 || part.stride(d) == strides[d]);
-    if (!is_in_order) part = at::empty_strided(part.sizes(), strides, part.options()).copy_(part);
+    ensure_strides(part, dense_in_order_of(spec.strides(), Shape(part.sizes().begin(), part.sizes().end())));
   }
 }
 
@@ -75,6 +70,7 @@ bool defer_call(const OpInfo& info, const Decided& decided, const Inputs& in, St
 void wrap_results(const OpInfo& info, const Decision& decision, const Inputs& in, std::vector<RankTensors> outputs,
                   Stack& stack) {
   const auto args = torch::jit::last(stack, info.args.size());
+  const bool moves_inputs = decision.moves_inputs();
   const auto make = [&](size_t k) -> at::Tensor {
     if (info.is_view) {
       const size_t base_arg = first_tensor(in);
@@ -84,7 +80,7 @@ void wrap_results(const OpInfo& info, const Decision& decision, const Inputs& in
                           std::move(outputs[k]), decision.output_offsets.empty() ? 0 : decision.output_offsets[k],
                           moved);
     }
-    if (decision.moves_inputs()) put_dims_in_order(*decision.outputs[k], outputs[k]);
+    if (moves_inputs) put_dims_in_order(*decision.outputs[k], outputs[k]);
     const auto input = absl::c_find_if(in.tensors, [](const at::Tensor& t) { return t.defined(); });
     return make_result_of(*input, SpecPtr(decision.outputs[k]), std::move(outputs[k]));
   };
