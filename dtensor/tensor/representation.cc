@@ -8,6 +8,7 @@
 #include <new>
 
 #include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/ensure_strides.h"
 #include "dtensor/tensor/host_parts.h"
 #include "plan/sized_impl.h"
 
@@ -195,8 +196,20 @@ void settle_locals(const DTensorMeta& meta) {
   if (meta.storage->observer) meta.storage->observer->before_read(*meta.storage);
 }
 
+void put_dims_in_order(const Spec& spec, RankTensors& parts) {
+  const bool is_row_major = spec.sized_impl().is_contiguous();
+  if (!is_row_major && !is_dense(spec.meta())) return;
+  for (at::Tensor& part : parts) {
+    if (is_row_major && part.is_contiguous()) continue;
+    if (part.numel() == 0 || part.is_conj() || part.is_neg()) continue;
+    const LocalGuard guard;
+    ensure_strides(part, dense_in_order_of(spec.strides(), Shape(part.sizes().begin(), part.sizes().end())));
+  }
+}
+
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name,
                         std::shared_ptr<CommWork> arriving) {
+  if (arriving == nullptr) put_dims_in_order(*spec, locals);
   const c10::Device device = device_of(spec->mesh());
   return at::Tensor(make_impl(
       device, make_named_meta(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving))));
@@ -212,6 +225,11 @@ at::Tensor make_result_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&&
   MetaPtr meta = meta_of_new_memory(*meta_without_sync(input).storage, std::move(spec), std::move(locals));
   meta->laid_out_by_engine = true;
   return at::Tensor(make_impl(device_of(meta->spec->mesh(), input), std::move(meta)));
+}
+
+at::Tensor make_alias(SpecPtr spec, RankTensors locals) {
+  const c10::Device device = device_of(spec->mesh());
+  return at::Tensor(make_impl(device, make_named_meta(std::move(spec), std::move(locals), nullptr, nullptr)));
 }
 
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,

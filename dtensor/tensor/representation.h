@@ -178,17 +178,24 @@ inline const DTensorMeta& meta_for_write(const at::TensorBase& t) {
   return meta;
 }
 
+// Gives the dims of new parts the order in memory that the strides of `spec` have, and no gaps, where they have others:
+// kernels may order the dims of some parts otherwise, where sizes of 1 leave it open, or pad rows. Views of such parts
+// would be copies on some ranks and share memory on others, and these ranks would later communicate differently.
+void put_dims_in_order(const Spec& spec, RankTensors& parts);
+
 // A new tensor of `spec` over `locals`, with memory of its own. `arriving`: the work that fills in the locals, if they
-// are not available yet.
+// are not available yet; REQUIRES: then their dims are in order, as of put_dims_in_order(), which is called otherwise.
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name = nullptr,
                         std::shared_ptr<CommWork> arriving = nullptr);
 // The same for an operator's result, whose layout the engine chose.
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr);
-// The same, cheaper, for the result of a call on `input`, a tensor of the same world.
+// The same, cheaper, for the result of a call on `input`, a tensor of the same world. REQUIRES: dims are in order.
 at::Tensor make_result_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals);
-// The same for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null where the
-// locals share the memory of the base's, and are available when those are. `offset`: the storage offset that a plain
-// tensor would have. See make_view_of() in view_call.h.
+// A tensor over parts that others hold, too: these parts themselves, whatever the order of their dims.
+at::Tensor make_alias(SpecPtr spec, RankTensors locals);
+// As make_result_of() for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null
+// where the locals share the memory of the base's, and are available when those are. `offset`: the storage offset that
+// a plain tensor would have. See make_view_of() in view_call.h.
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage = nullptr, std::shared_ptr<CommWork> arriving = nullptr);
 

@@ -2,7 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
 #include <tuple>
@@ -112,11 +112,16 @@ RankTensors fetch_halos(const HaloPlan& plan, const RankTensors& locals, const a
 }
 
 RankTensors empty_halos(const HaloPlan& plan, const RankTensors& locals) {
+  return empty_halos(plan, locals, plan.source->strides());
+}
+
+RankTensors empty_halos(const HaloPlan& plan, const RankTensors& locals, at::IntArrayRef strides) {
   LocalGuard guard;
   RankTensors result;
   for (size_t i = 0; i < locals.size(); ++i) {
     const auto options = at::TensorOptions(locals[i].scalar_type()).device(locals[i].device());
-    result.push_back(at::empty(plan.ranks[i].wanted, options));
+    const Shape& sizes = plan.ranks[i].wanted;
+    result.push_back(at::empty_strided(sizes, dense_in_order_of(strides, sizes), options));
   }
   return result;
 }
@@ -210,8 +215,9 @@ RankTensors add_back_halos(const HaloPlan& plan, const RankTensors& pieces, cons
 
   RankTensors result;
   for (size_t i = 0; i < pieces.size(); ++i) {
-    result.push_back(at::zeros(plan.source->local_shape(static_cast<int64_t>(i)),
-                               at::TensorOptions(pieces[i].scalar_type()).device(pieces[i].device())));
+    const Shape sizes = plan.source->local_shape(static_cast<int64_t>(i));
+    const auto options = at::TensorOptions(pieces[i].scalar_type()).device(pieces[i].device());
+    result.push_back(at::empty_strided(sizes, dense_in_order_of(plan.source->strides(), sizes), options).zero_());
   }
   for (const Arrival& a : arrivals) {
     std::vector<Segment> segments = combination(plan.ranks[a.slot], a.combination);

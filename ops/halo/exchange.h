@@ -14,11 +14,14 @@
 
 namespace dtensor::internal {
 
-// The tensor that every rank needs, fresh and contiguous. `fill` is used where nothing is shown.
+// The tensor that every rank needs, fresh, its dims in the order in memory that the source's strides have. `fill` is
+// used where nothing is shown.
 RankTensors fetch_halos(const HaloPlan& plan, const RankTensors& locals, const at::Scalar& fill,
                         const CommCause& cause);
 // The same in two steps: the tensors to fill, and the exchange.
 RankTensors empty_halos(const HaloPlan& plan, const RankTensors& locals);
+// The same for a result with other strides than the source.
+RankTensors empty_halos(const HaloPlan& plan, const RankTensors& locals, at::IntArrayRef strides);
 void fetch_halos(const HaloPlan& plan, const RankTensors& locals, const at::Scalar& fill, const CommCause& cause,
                  const RankTensors& result);
 

@@ -66,7 +66,7 @@ at::Tensor pad_lazily(const HaloDecision& decision, const at::Tensor& self, cons
                            std::make_shared<LocalStorage>(world, bytes)};
   });
 
-  const RankTensors parts = empty_halos(*decision.plan, snapshot->parts);
+  const RankTensors parts = empty_halos(*decision.plan, snapshot->parts, decision.result->strides());
   const auto fetch = [plan = decision.plan, snapshot, fill, cause, parts, boxes = around.boxes] {
     fetch_halos(*plan, snapshot->parts, fill, cause, parts);
     boxes->forget();  // windows that were not requested keep no second tensor alive

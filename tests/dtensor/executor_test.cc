@@ -6,6 +6,7 @@
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "comm/comm_work.h"
 #include "comm/scope.h"
 #include "mesh/memory_meter.h"
 #include "placement/parse_placements.h"
@@ -13,6 +14,7 @@
 #include "tests/dtensor/layout_oracle.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/long_tests.h"
+#include "tests/testing/part_order.h"
 
 namespace dtensor {
 using namespace internal;
@@ -67,7 +69,7 @@ std::string check_pair(const at::Tensor& full, const RankTensors& source, const 
     const std::string rank = absl::StrCat("rank ", i, ": ");
     const auto at = mesh.local_coordinate(static_cast<int64_t>(i));
     if (!at::equal(source[i], copies[i])) return rank + "the input was changed";
-    if (!locals[i].is_contiguous()) return rank + "not contiguous";
+    if (!testing::is_in_order(locals[i], *target)) return rank + "in another order in memory";
     const Shape sizes = target->local_shape(static_cast<int64_t>(i));
     if (locals[i].sizes() != at::IntArrayRef(sizes.data(), sizes.size())) return rank + "wrong shape";
     for (size_t j = 0; j < source.size() && !plan.steps.empty(); ++j) {
@@ -92,7 +94,7 @@ std::string check_pair(const at::Tensor& full, const RankTensors& source, const 
     const std::string rank = absl::StrCat("rank ", i, ": ");
     if (!at::equal(read[i], locals[i])) return rank + "another value to read";
     if (read[i].scalar_type() != locals[i].scalar_type()) return rank + "another dtype to read";
-    if (!plan.steps.empty() && !read[i].is_contiguous()) return rank + "not contiguous to read";
+    if (!plan.steps.empty() && !testing::is_in_order(read[i], *target)) return rank + "in another order to read";
     if (!at::equal(source[i], copies[i])) return rank + "reading changed the input";
   }
 
@@ -260,6 +262,41 @@ TEST_CASE("executor: local tensors need not be contiguous") {
   }
 }
 
+TEST_CASE("executor: results have the order of dims in memory that the tensor's strides have") {
+  const DeviceMesh mesh = local_mesh({2, 2});
+  const at::Tensor full = numbers({4, 3, 5}).permute({1, 2, 0}).contiguous().permute({2, 0, 1});
+  const SpecPtr spec =
+      Spec::get(mesh, {Replicate(), Replicate()},
+                TensorMeta{{4, 3, 5}, Shape(full.strides().begin(), full.strides().end()), at::kDouble});
+  REQUIRE(order_in_memory(spec->meta()) == std::vector<int64_t>{1, 2, 0});
+  const auto all = layouts(mesh.shape(), 3, {Replicate(), Shard(0), Shard(2), StridedShard(1, 2), Partial()});
+  for (const Placements& from : all) {
+    const SpecPtr source = spec->with_placements(from);
+    RankTensors locals = locals_of(full, mesh, from);
+    for (at::Tensor& t : locals) t = t.permute({1, 2, 0}).contiguous().permute({2, 0, 1});
+    for (const Placements& to : all) {
+      INFO(to_string(from) << " to " << to_string(to));
+      if (from == to) continue;
+      CHECK(check_pair(full, locals, mesh, source, to) == "");
+      const auto plan = cached_plan(source, to);
+      if (plan->steps.empty()) continue;
+      const SpecPtr target = source->with_placements(to);
+      RankTensors row_major = locals;  // as from_local() may get them
+      for (at::Tensor& t : row_major) t = t.contiguous();
+      CHECK(testing::is_in_order(run_plan(*plan, row_major, kCause)[1], *target));
+      std::shared_ptr<CommWork> work;
+      const RankTensors begun = begin_plan(plan, row_major, kCause, work);
+      if (work) work->wait();
+      const RankTensors together = run_plans(batch_plans({plan, plan}, {}), {locals, row_major}, kCause)[1];
+      for (size_t i = 0; i < locals.size(); ++i) {
+        CHECK(testing::is_in_order(begun[i], *target));
+        CHECK(testing::is_in_order(together[i], *target));
+        CHECK(at::equal(begun[i], together[i]));
+      }
+    }
+  }
+}
+
 TEST_CASE("executor: a plan without steps returns its inputs themselves") {
   const DeviceMesh mesh = local_mesh({1, 2});
   const SpecPtr spec = Spec::get(mesh, {Partial(), Shard(0)}, {4}, at::kDouble);
@@ -280,6 +317,10 @@ TEST_CASE("executor: to be read, a replicated part becomes an addend of a Partia
     CHECK(at::equal(source[1], at::ones({2, 3}, at::kDouble)));
     const at::Tensor t = at::ones({3, 2}, at::kDouble).t();
     CHECK(run_plan_to_read(*plan, {t, t}, {})[0].is_contiguous());
+    const auto of_transposed =
+        cached_plan(Spec::get(mesh, {Replicate()}, TensorMeta{{2, 3}, {1, 2}, at::kDouble}), {partial});
+    CHECK(run_plan_to_read(*of_transposed, {t, t}, {})[0].t().is_contiguous());
+    CHECK(run_plan_to_read(*of_transposed, {t, t}, {})[1].t().is_contiguous());
   }
 }
 

@@ -9,7 +9,6 @@
 #include "dtensor/dispatch/internal/module_call.h"
 #include "dtensor/dispatch/internal/run_local.h"
 #include "dtensor/dispatch/report_work.h"
-#include "dtensor/tensor/ensure_strides.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/view_call.h"
 #include "plan/redistribute_plan.h"
@@ -24,18 +23,6 @@ size_t first_tensor(const Inputs& in) {
   size_t a = 0;
   while (in.slots[a].kind != ArgSlot::Kind::kTensor) ++a;
   return a;
-}
-
-// Gives parts of a result the order of dims in memory that its strides have. An operator whose inputs moved may order
-// them otherwise, since parts that the executor moves are row-major. A view of the result would then copy the parts of
-// some ranks and share the memory of others, by their sizes, and those ranks would later communicate differently.
-void put_dims_in_order(const Spec& spec, RankTensors& parts) {
-  if (!is_dense(spec.meta())) return;
-  const LocalGuard guard;
-  for (at::Tensor& part : parts) {
-    if (part.numel() == 0 || part.is_conj() || part.is_neg()) continue;
-    ensure_strides(part, dense_in_order_of(spec.strides(), Shape(part.sizes().begin(), part.sizes().end())));
-  }
 }
 
 }  // namespace
@@ -70,7 +57,6 @@ bool defer_call(const OpInfo& info, const Decided& decided, const Inputs& in, St
 void wrap_results(const OpInfo& info, const Decision& decision, const Inputs& in, std::vector<RankTensors> outputs,
                   Stack& stack) {
   const auto args = torch::jit::last(stack, info.args.size());
-  const bool moves_inputs = decision.moves_inputs();
   const auto make = [&](size_t k) -> at::Tensor {
     if (info.is_view) {
       const size_t base_arg = first_tensor(in);
@@ -80,7 +66,7 @@ void wrap_results(const OpInfo& info, const Decision& decision, const Inputs& in
                           std::move(outputs[k]), decision.output_offsets.empty() ? 0 : decision.output_offsets[k],
                           moved);
     }
-    if (moves_inputs) put_dims_in_order(*decision.outputs[k], outputs[k]);
+    put_dims_in_order(*decision.outputs[k], outputs[k]);
     const auto input = absl::c_find_if(in.tensors, [](const at::Tensor& t) { return t.defined(); });
     return make_result_of(*input, SpecPtr(decision.outputs[k]), std::move(outputs[k]));
   };

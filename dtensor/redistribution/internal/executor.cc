@@ -153,15 +153,16 @@ RankTensors run_plan_to_read(const RedistributePlan& plan, RankTensors locals, c
   const std::shared_ptr<const PlanSchedule> schedule = schedule_of(plan);
   if (!are_parts(plan, *schedule, locals)) return run_plan(plan, std::move(locals), cause);  // the error
   LocalGuard guard;
+  for (at::Tensor& local : locals) local = in_order(local, schedule->order).contiguous();
   for (size_t k = 0; k < plan.steps.size(); ++k) {
     const StepSchedule& s = schedule->steps[k];
     for (size_t i = 0; i < locals.size(); ++i) {
-      if (s.group->position_of[s.ranks[i]] != 0) locals[i] = at::zeros_like(locals[i], at::MemoryFormat::Contiguous);
+      if (s.group->position_of[s.ranks[i]] != 0) locals[i] = at::zeros_like(locals[i]);
     }
     // As of run_step(), on a rank that is not the first.
     plan.from.world().memory().touch(plan.steps[k].peak_bytes - (k == 0 ? schedule->input_bytes : 0));
   }
-  for (at::Tensor& local : locals) local = local.contiguous();
+  for (at::Tensor& local : locals) local = in_order(local, schedule->inverse);
   return locals;
 }
 
