@@ -4,7 +4,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <numeric>
 
 namespace dtensor {
 using namespace internal;
@@ -46,19 +45,6 @@ TensorMeta in_own_memory(TensorMeta meta) {
                                                at::IntArrayRef(meta.strides.data(), meta.strides.size()));
   meta.strides.assign(strides.begin(), strides.end());
   return meta;
-}
-
-std::vector<int64_t> order_in_memory(const TensorMeta& meta) {
-  if (meta.strides == row_major_strides(meta.sizes)) return {};  // most are
-  const Shape strides = in_own_memory(meta).strides;
-  std::vector<int64_t> order(meta.sizes.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto is_long = [&](int64_t d) { return meta.sizes[d] != 1; };
-  const auto end = std::stable_partition(order.begin(), order.end(), is_long);
-  const auto has_larger_stride = [&](int64_t a, int64_t b) { return strides[a] > strides[b]; };
-  if (std::is_sorted(order.begin(), end, has_larger_stride)) return {};
-  std::stable_sort(order.begin(), end, has_larger_stride);
-  return order;
 }
 
 }  // namespace internal

@@ -45,10 +45,6 @@ bool is_dense(const TensorMeta& meta);
 // The metadata of a copy in new memory: dense, as made by Tensor::clone().
 TensorMeta in_own_memory(TensorMeta meta);
 
-// The dims in their order in memory, the outermost first; empty if that is the order of the dims themselves, as in a
-// row-major tensor. Dims of size 1 do not count.
-std::vector<int64_t> order_in_memory(const TensorMeta& meta);
-
 }  // namespace internal
 
 }  // namespace dtensor

@@ -77,11 +77,12 @@ bool may_defer(const CallHook::GradientCall& call) {
          !call.leaf.grad().defined() && may_wait_in_bucket();
 }
 
-// A contiguous tensor whose memory is null until its call is computed. Views of it can be taken before.
-at::Tensor without_memory(const Shape& sizes, const at::TensorOptions& options) {
+// A dense tensor, its dims in the order in memory that `strides` have, whose memory is null until its call is computed.
+// Views of it can be taken before.
+at::Tensor without_memory(const Shape& sizes, c10::IntArrayRef strides, const at::TensorOptions& options) {
   LocalGuard guard;
   const at::Tensor t = at::empty({0}, options);
-  t.unsafeGetTensorImpl()->set_sizes_contiguous({sizes.data(), sizes.size()});
+  t.unsafeGetTensorImpl()->set_sizes_and_strides({sizes.data(), sizes.size()}, dense_in_order_of(strides, sizes));
   t.storage().unsafeGetStorageImpl()->set_nbytes(static_cast<size_t>(t.numel()) * t.element_size());
   return t;
 }
@@ -125,7 +126,7 @@ class DeferralHook final : public CallHook {
     RankTensors parts;
     for (size_t r = 0; r < mesh.local_ranks().size(); ++r) {
       const auto options = at::TensorOptions(spec->dtype()).device(mesh.world().device(mesh.local_ranks()[r]));
-      parts.push_back(without_memory(spec->local_shape(static_cast<int64_t>(r)), options));
+      parts.push_back(without_memory(spec->local_shape(static_cast<int64_t>(r)), spec->strides(), options));
     }
     auto deferred = std::make_shared<DeferredCall>(DeferredCall{call.info, call.in, call.args.vec(), call.decision,
                                                                 call.run, parts, bytes_of(call.in, *call.decision)});

@@ -1,5 +1,6 @@
 #include "dtensor/deferral/deferred_gradients.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include "dtensor/dispatch/internal/input_moves.h"
 #include "dtensor/gradient_buckets.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/ensure_strides.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
@@ -49,8 +51,8 @@ at::Tensor kept(const at::Tensor& t) {
 
 // Replaces the memory of `to`, and of its aliases, by that of `from`, or by a copy if that is shared.
 void take_over(const at::Tensor& to, at::Tensor from) {
-  const bool is_own = from.is_contiguous() && from.storage_offset() == 0 && from.storage().use_count() == 1;
-  if (!is_own) from = from.clone(at::MemoryFormat::Contiguous);
+  const bool is_own = has_strides(from, to.strides()) && from.storage_offset() == 0 && from.storage().use_count() == 1;
+  if (!is_own) from = at::empty_strided(to.sizes(), to.strides(), from.options()).copy_(from);
   c10::StorageImpl *source = from.storage().unsafeGetStorageImpl(), *memory = to.storage().unsafeGetStorageImpl();
   memory->set_nbytes(source->nbytes());
   memory->set_data_ptr_noswap(source->set_data_ptr(at::DataPtr()));

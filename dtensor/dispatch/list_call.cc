@@ -233,11 +233,8 @@ std::vector<at::Tensor> ListCall::run(const std::function<std::vector<at::Tensor
   report_works();
   std::vector<at::Tensor> results;
   results.reserve(locals.size());
-  for (size_t n = 0; n < locals.size(); ++n) {
-    const SpecPtr& spec = decisions_[n]->outputs[0];
-    put_dims_in_order(*spec, locals[n]);
-    results.push_back(make_result_of(first_tensor(n), SpecPtr(spec), std::move(locals[n])));
-  }
+  for (size_t n = 0; n < locals.size(); ++n)
+    results.push_back(make_result_of(first_tensor(n), SpecPtr(decisions_[n]->outputs[0]), std::move(locals[n])));
   return results;
 }
 

@@ -53,7 +53,7 @@ bool has_hooks_of_user(const at::Tensor& leaf) {
 at::Tensor for_hooks(const at::Tensor& leaf, const at::Tensor& gradient) {
   const DTensorMeta& meta = meta_without_sync(gradient);
   if (!meta.spec->has_partial() || !meta.storage->shared || !has_hooks_of_user(leaf)) return gradient;
-  return make_result(meta.spec, meta_for_read(gradient).locals);
+  return make_alias_of(gradient, SpecPtr(meta.spec), RankTensors(meta_for_read(gradient).locals));
 }
 
 // The leaf that a hook belongs to, or whose node it belongs to. (With a weak pointer a hook would keep Python from

@@ -17,6 +17,7 @@ at::Tensor wrapped(const at::Tensor& origin, const RedistributePlan& plan, const
   if (plan.steps.empty()) {  // only the spec changes, as along a mesh dim of size 1: still a separate tensor
     LocalGuard guard;
     for (at::Tensor& local : locals) local = local.clone();
+    arriving = nullptr;
   }
   const DTensorMeta& meta = meta_without_sync(origin);
   return make_dtensor(Spec::get(mesh, to, in_own_memory(meta.spec->meta())), std::move(locals), meta.name,

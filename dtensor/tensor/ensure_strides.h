@@ -6,13 +6,18 @@
 
 namespace dtensor::internal {
 
-// Copies `t` if it has other strides, those of dims of size 1 aside. Below autograd.
-inline void ensure_strides(at::Tensor& t, c10::IntArrayRef strides) {
-  for (int64_t d = 0; d < t.dim(); ++d) {
-    if (t.size(d) <= 1 || t.stride(d) == strides[d]) continue;
-    t = at::empty_strided(t.sizes(), strides, t.options()).copy_(t);
-    return;
+// Whether `t` has these strides, those of dims of size 1 aside. Without elements it has any.
+inline bool has_strides(const at::Tensor& t, c10::IntArrayRef strides) {
+  for (int64_t d = 0; d < t.dim() && t.numel() > 0; ++d) {
+    if (t.size(d) > 1 && t.stride(d) != strides[d]) return false;
   }
+  return true;
+}
+
+// Copies `t` if it has other strides. Below autograd.
+inline void ensure_strides(at::Tensor& t, c10::IntArrayRef strides) {
+  if (has_strides(t, strides)) return;
+  t = at::empty_strided(t.sizes(), strides, t.options().pinned_memory(t.is_pinned())).copy_(t);
 }
 
 }  // namespace dtensor::internal

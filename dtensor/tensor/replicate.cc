@@ -51,7 +51,7 @@ at::Tensor replicate_plain(const at::Tensor& plain, const DeviceMesh& mesh) {
     }
   }
   SpecPtr spec = is_number ? spec_of_number(t, mesh) : Spec::get(mesh, replicated(mesh), read_meta(t));
-  const at::Tensor result = make_dtensor(std::move(spec), std::move(locals));
+  const at::Tensor result = make_alias(std::move(spec), std::move(locals));
   meta_without_sync(result).storage->user_may_write = true;  // the user may hold `plain`
   return result;
 }

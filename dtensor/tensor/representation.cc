@@ -196,20 +196,26 @@ void settle_locals(const DTensorMeta& meta) {
   if (meta.storage->observer) meta.storage->observer->before_read(*meta.storage);
 }
 
-void put_dims_in_order(const Spec& spec, RankTensors& parts) {
-  const bool is_row_major = spec.sized_impl().is_contiguous();
-  if (!is_row_major && !is_dense(spec.meta())) return;
+void match_strides(const Spec& spec, RankTensors& parts) {
+  if (parts.empty()) return;
+  const SizedImpl& tensor = spec.sized_impl();
+  const bool is_row_major = tensor.is_contiguous();
+  if (!tensor.is_non_overlapping_and_dense()) return;
   for (at::Tensor& part : parts) {
     if (is_row_major && part.is_contiguous()) continue;
-    if (part.numel() == 0 || part.is_conj() || part.is_neg()) continue;
+    const auto strides = dense_in_order_of(spec.strides(), Shape(part.sizes().begin(), part.sizes().end()));
+    if (has_strides(part, strides)) continue;
     const LocalGuard guard;
-    ensure_strides(part, dense_in_order_of(spec.strides(), Shape(part.sizes().begin(), part.sizes().end())));
+    const ConjNegBits bits = conj_neg_bits(part);
+    at::Tensor values = with_conj_neg(part, bits);  // without the bits
+    ensure_strides(values, strides);
+    part = with_conj_neg(values, bits);
   }
 }
 
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name,
                         std::shared_ptr<CommWork> arriving) {
-  if (arriving == nullptr) put_dims_in_order(*spec, locals);
+  if (arriving == nullptr) match_strides(*spec, locals);
   const c10::Device device = device_of(spec->mesh());
   return at::Tensor(make_impl(
       device, make_named_meta(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving))));
@@ -222,6 +228,11 @@ at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWor
 }
 
 at::Tensor make_result_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals) {
+  match_strides(*spec, locals);
+  return make_alias_of(input, std::move(spec), std::move(locals));
+}
+
+at::Tensor make_alias_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals) {
   MetaPtr meta = meta_of_new_memory(*meta_without_sync(input).storage, std::move(spec), std::move(locals));
   meta->laid_out_by_engine = true;
   return at::Tensor(make_impl(device_of(meta->spec->mesh(), input), std::move(meta)));

@@ -178,22 +178,24 @@ inline const DTensorMeta& meta_for_write(const at::TensorBase& t) {
   return meta;
 }
 
-// Gives the dims of new parts the order in memory that the strides of `spec` have, and no gaps, where they have others:
-// kernels may order the dims of some parts otherwise, where sizes of 1 leave it open, or pad rows. Views of such parts
-// would be copies on some ranks and share memory on others, and these ranks would later communicate differently.
-void put_dims_in_order(const Spec& spec, RankTensors& parts);
+// Gives parts that no other tensor has the order of dims in memory that the strides of `spec` have, without gaps, if
+// these strides are dense. Kernels order the dims of some parts otherwise, where sizes of 1 leave it open, and pad
+// rows. Views of such parts would be copies on some ranks and share memory on others, and these ranks would later
+// communicate differently.
+void match_strides(const Spec& spec, RankTensors& parts);
 
-// A new tensor of `spec` over `locals`, with memory of its own. `arriving`: the work that fills in the locals, if they
-// are not available yet; REQUIRES: then their dims are in order, as of put_dims_in_order(), which is called otherwise.
+// A new tensor of `spec` over `locals`, with memory of its own: calls match_strides(). `arriving`: the work that fills
+// in the locals, if they are not available yet; REQUIRES: then match_strides() would not change them.
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name = nullptr,
                         std::shared_ptr<CommWork> arriving = nullptr);
 // The same for an operator's result, whose layout the engine chose.
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr);
-// The same, cheaper, for the result of a call on `input`, a tensor of the same world. REQUIRES: dims are in order.
+// The same, cheaper, for the result of a call on `input`, a tensor of the same world.
 at::Tensor make_result_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals);
-// A tensor over parts that others hold, too: these parts themselves, whatever the order of their dims.
+// As make_dtensor() and make_result_of(), over parts that others have, too: these themselves, in any strides.
 at::Tensor make_alias(SpecPtr spec, RankTensors locals);
-// As make_result_of() for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null
+at::Tensor make_alias_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals);
+// As make_alias_of() for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null
 // where the locals share the memory of the base's, and are available when those are. `offset`: the storage offset that
 // a plain tensor would have. See make_view_of() in view_call.h.
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,

@@ -32,7 +32,8 @@ RankTensors boxes_again(const HaloPlan& plan, const RankTensors& locals, const a
                         const RankTensors& received);
 
 // The transpose of fetch_halos(), for backward: every element becomes the sum over all places that show it. `pieces`
-// have the sizes that fetch_halos() returns. Fresh, contiguous, laid out as plan.source.
+// have the sizes that fetch_halos() returns. Fresh, laid out as plan.source, its dims in
+// the order in memory that the strides of plan.source have.
 RankTensors add_back_halos(const HaloPlan& plan, const RankTensors& pieces, const CommCause& cause);
 
 }  // namespace dtensor::internal

@@ -154,21 +154,6 @@ StepSchedule make_step(const TensorMeta& meta, const RedistributeStep& step, con
   return schedule;
 }
 
-void put_in_order(Shape& values, const std::vector<int64_t>& order) {
-  const Shape before = values;
-  for (size_t d = 0; d < order.size(); ++d) values[d] = before[order[d]];
-}
-
-void put_in_order(StepSchedule& step, const std::vector<int64_t>& order) {
-  if (order.empty()) return;
-  for (auto& of_rank : step.outputs) {
-    for (Shape& sizes : of_rank) put_in_order(sizes, order);
-  }
-  for (Message& m : step.messages) {
-    for (Shape* of_block : {&m.block.from, &m.block.to, &m.block.sizes}) put_in_order(*of_block, order);
-  }
-}
-
 std::shared_ptr<const LayoutChange> make_layout_change(const RedistributePlan& plan) {
   const Layout &from = plan.from, &to = plan.to;
   const TensorMeta& tensor = plan.tensor;
@@ -185,9 +170,6 @@ std::shared_ptr<const LayoutChange> make_layout_change(const RedistributePlan& p
 
 PlanSchedule make_schedule(const RedistributePlan& plan) {
   PlanSchedule schedule;
-  schedule.order = order_in_memory(plan.tensor);
-  schedule.inverse.resize(schedule.order.size());
-  for (size_t d = 0; d < schedule.order.size(); ++d) schedule.inverse[schedule.order[d]] = static_cast<int64_t>(d);
   schedule.ranks = owned_ranks(plan.from);
   schedule.inputs = sizes_of(plan.tensor, plan.from, schedule.ranks);
   schedule.input_bytes = largest_part_bytes(plan.tensor, plan.from);
@@ -199,7 +181,6 @@ PlanSchedule make_schedule(const RedistributePlan& plan) {
     if (step.kind == Kind::kTransfer) on = &plan.to;
     const Layout after = on->is_boxes() ? *on : Layout(on->mesh(), step.after);
     StepSchedule& s = schedule.steps.emplace_back(make_step(plan.tensor, step, before, after));
-    put_in_order(s, schedule.order);
     s.sources = sources_of(*ranks, s.ranks);
     ranks = &s.ranks;
   }

@@ -17,8 +17,8 @@ struct StepSchedule {
   std::vector<int64_t> ranks;
   // For each of them, the previous position of its tensors, -1 for a rank that had none. nullopt: in the same order.
   std::optional<std::vector<int64_t>> sources;
-  std::vector<std::vector<Shape>> outputs;  // per rank, the sizes of its tensors after the step; in PlanSchedule::order
-  // Their blocks are in PlanSchedule::order. Empty for kFill and kAllReduce. Round by round: round c ends at rounds[c].
+  std::vector<std::vector<Shape>> outputs;  // per rank, the sizes of its tensors after the step
+  // Empty for kFill and kAllReduce. Round by round: round c ends at rounds[c].
   std::vector<Message> messages;
   std::vector<size_t> rounds;
   const Group* group = nullptr;  // valid as long as the plan; null for kSlice
@@ -27,13 +27,9 @@ struct StepSchedule {
 };
 
 struct PlanSchedule {
-  // The order of the tensor's dims in memory (order_in_memory()), in which the steps run: so blocks are contiguous
-  // where they can be, and results have the tensor's order, too. `inverse` leads back. Both are empty for row-major
-  // tensors.
-  std::vector<int64_t> order, inverse;
   std::vector<StepSchedule> steps;
   std::vector<int64_t> ranks;                          // of the source
-  std::vector<std::vector<Shape>> inputs;              // per rank, sizes of the source tensors, in their own order
+  std::vector<std::vector<Shape>> inputs;              // per rank, sizes of the source tensors
   std::vector<int64_t> result_ranks;                   // of the result
   std::optional<std::vector<int64_t>> result_sources;  // as StepSchedule::sources
   int64_t input_bytes = 0;                             // of the largest source part

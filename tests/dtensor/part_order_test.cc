@@ -90,6 +90,38 @@ TEST_CASE("part order: results that a kernel pads have no gaps") {
   CHECK(torch::allclose(full_tensor(x), std::get<0>(at::linalg_lstsq(a, b))));
 }
 
+// Two parts of 2 x 3 that are column-major, and a tensor that is said to be row-major.
+Tensor of_column_major_parts(const DeviceMesh& mesh, torch::ScalarType dtype) {
+  const std::vector<Tensor> parts = {torch::rand({3, 2}, dtype).t(), torch::rand({3, 2}, dtype).t()};
+  return from_local(parts, mesh, {Shard(0)}, {.strides = std::vector<int64_t>{3, 1}});
+}
+
+TEST_CASE("part order: results of parts in another order, of the first call and of later ones") {
+  const DeviceMesh mesh(World::local(2), {2});
+  const Tensor t = of_column_major_parts(mesh, torch::kDouble), plain = full_tensor(t).contiguous();
+  for (int call = 0; call < 3; ++call) {
+    check_order(t.relu(), plain.relu());
+    check_order(t + t, plain + plain);
+    check_order(at::_foreach_add({t, t}, 1)[1], plain + 1);
+  }
+  const Tensor c = of_column_major_parts(mesh, torch::kComplexDouble), of_c = full_tensor(c).contiguous();
+  check_order(c.conj().clone(), of_c.conj().clone());
+}
+
+TEST_CASE("part order: gradients of a permuted leaf, also deferred ones") {
+  const DeviceMesh mesh(World::local(4), {4});
+  const Tensor plain = permuted_values().clone().set_requires_grad(true);
+  const Tensor scale = torch::rand({5, 4, 6}, torch::kDouble);
+  (plain * scale).sin().sum().backward();
+  for (const Placements& layout : permuted_layouts()) {
+    const Tensor leaf = with_permuted_dims(mesh, layout).detach().requires_grad_();
+    (leaf * distribute_tensor(scale, mesh, {Shard(1)})).sin().sum().backward();
+    const DTensorMeta& meta = meta_for_read(leaf.grad());
+    for (const Tensor& part : meta.locals) CHECK(testing::is_in_order(part, *meta.spec));
+    CHECK(torch::allclose(full_tensor(leaf.grad()), plain.grad()));
+  }
+}
+
 TEST_CASE("part order: from_local() keeps the user's memory, whatever its order") {
   const DeviceMesh mesh(World::local(2), {2});
   const std::vector<Tensor> parts = {torch::rand({3, 2}).t(), torch::rand({3, 2}).t()};

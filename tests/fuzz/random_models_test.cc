@@ -1,5 +1,5 @@
 // Random pieces of models, as in hand-written programs, on distributed tensors and on plain ones: equal values and
-// gradients, and equal communication for any order of the statements.
+// gradients, equal communication for any order of the statements, and the same communication on every rank.
 //
 // DTENSOR_FUZZ_SEED and DTENSOR_FUZZ_PROGRAMS choose other pieces, and more of them.
 #include <torch/nn.h>
@@ -18,54 +18,15 @@
 
 #include "dtensor/dtensor.h"
 #include "observe/comm_debug_mode.h"
+#include "tests/fuzz/pieces.h"
 #include "tests/fuzz/random.h"
+#include "tests/fuzz/rank_calls.h"
 #include "tests/testing/catch_torch.h"
 
 namespace dtensor::fuzz {
 namespace {
 
-using torch::Tensor;
 using Tensors = std::vector<Tensor>;
-
-// Makes the same tensors and choices each time from one seed, distributed or plain.
-class Pieces {
- public:
-  Pieces(uint64_t seed, const DeviceMesh& mesh, bool distributed)
-      : random_(seed), mesh_(mesh), distributed_(distributed) {}
-
-  int64_t number(int64_t least, int64_t most) { return least + static_cast<int64_t>(random_() % (most - least + 1)); }
-  bool coin() { return number(0, 1) == 1; }
-
-  // Numbers between -1 and 1, laid out as `placements` where tensors are distributed.
-  Tensor tensor(std::vector<int64_t> sizes, const Placements& placements) {
-    const double shift = static_cast<double>(number(0, 1000));
-    const Tensor t = (torch::arange(c10::multiply_integers(sizes), torch::kDouble) * 0.7 + shift).sin().view(sizes);
-    return distributed_ ? distribute_tensor(t, mesh_, placements) : t;
-  }
-  Tensor parameter(std::vector<int64_t> sizes, const Placements& placements) {
-    return tensor(std::move(sizes), placements).requires_grad_();
-  }
-
-  // Replicated, or sharded over one of the dims, along each mesh dim.
-  Placements placements(int64_t ndim) {
-    Placements result;
-    for (int64_t d = 0; d < mesh_.ndim(); ++d) {
-      const int64_t dim = number(0, ndim);
-      result.push_back(dim == ndim ? Replicate() : Shard(dim));
-    }
-    return result;
-  }
-  Placements all(const Placement& p) const { return Placements(static_cast<size_t>(mesh_.ndim()), p); }
-
-  std::mt19937_64& random() { return random_; }
-  const DeviceMesh& mesh() const { return mesh_; }
-  bool distributed() const { return distributed_; }
-
- private:
-  std::mt19937_64 random_;
-  DeviceMesh mesh_;
-  bool distributed_;
-};
 
 Tensor whole(const Tensor& t) {
   const at::NoGradGuard no_grad;
@@ -95,15 +56,30 @@ const std::vector<DeviceMesh>& meshes() {
   return all;
 }
 
+// On every rank alone, for which the others are zeros: no number that `piece` reads may decide about its calls.
+void check_ranks_agree(const std::function<Tensors(Pieces&)>& piece, uint64_t seed, const DeviceMesh& mesh) {
+  std::vector<std::string> calls;
+  for (const DeviceMesh& of_rank : mesh_of_each_rank(mesh.shape())) {
+    Pieces pieces(seed, of_rank, true);
+    CommDebugMode comm;
+    piece(pieces);
+    calls.push_back(text_of_calls(comm));
+    CAPTURE(calls.size() - 1);
+    CHECK(calls.back() == calls.front());
+  }
+}
+
 // Runs `piece` for one seed after another, on plain and on distributed tensors.
 void try_all(const std::function<Tensors(Pieces&)>& piece) {
   const uint64_t seed = number_from_env("DTENSOR_FUZZ_SEED", 1), most = number_from_env("DTENSOR_FUZZ_PROGRAMS", 60);
   for (uint64_t index = 0; index < most; ++index) {
     const DeviceMesh& mesh = meshes()[index % meshes().size()];
     CAPTURE(seed, index, mesh.to_string());
-    Pieces plain(seed * 1'000'003 + index, mesh, false), distributed(seed * 1'000'003 + index, mesh, true);
+    const uint64_t of_piece = seed * 1'000'003 + index;
+    Pieces plain(of_piece, mesh, false), distributed(of_piece, mesh, true);
     const Tensors expected = piece(plain);
     check_alike(piece(distributed), expected);
+    check_ranks_agree(piece, of_piece, mesh);
   }
 }
 

@@ -18,6 +18,7 @@
 #include "tests/fuzz/generate.h"
 #include "tests/fuzz/intercept.h"
 #include "tests/fuzz/random.h"
+#include "tests/fuzz/rank_calls.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/long_tests.h"
 #include "tests/testing/part_order.h"
@@ -63,13 +64,7 @@ class OneRank {
     } catch (const c10::Error&) {
       return std::nullopt;
     }
-    std::ostringstream text;
-    for (const CommEvent& e : comm.events()) {
-      text << to_string(e.collective) << ' ' << e.bytes << " bytes for " << e.cause.op << " " << e.cause.argument
-           << '\n';
-      if (e.layout_change) text << "  " << to_string(*e.layout_change) << '\n';
-    }
-    return text.str();
+    return text_of_calls(comm);
   }
 
   // Shapes and layouts of all tensors.
@@ -115,9 +110,7 @@ class OneRank {
 class AllRanks {
  public:
   explicit AllRanks(const std::vector<int64_t>& mesh) {
-    int64_t size = 1;
-    for (const int64_t n : mesh) size *= n;
-    for (int64_t rank = 0; rank < size; ++rank) ranks_.emplace_back(DeviceMesh(World::fake(size, rank), mesh));
+    for (const DeviceMesh& of_rank : mesh_of_each_rank(mesh)) ranks_.emplace_back(of_rank);
   }
 
   // Runs a part of the program on every rank. Returns false if the rest cannot be compared: a rank raised an error, or

@@ -10,6 +10,7 @@
 #include "dtensor/parallel/chunked_product.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/module_of_call.h"
+#include "dtensor/tensor/representation.h"
 #include "plan/redistribute_planner.h"
 
 namespace dtensor::internal {
@@ -63,6 +64,7 @@ std::optional<std::vector<RankTensors>> run_in_chunks(const OpInfo& info, const 
     const LocalGuard guard;
     return gather_and_multiply(product, parts, SummedDim::kFirst, cause);
   }();
+  match_strides(*decision.computed[inputs->rows], result.rows);
   finish_move(rows, plan->to.placements(), std::move(move), std::move(result.rows));
   note_work_elsewhere();
   keep_decision(in, decided);

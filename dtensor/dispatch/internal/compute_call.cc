@@ -66,7 +66,6 @@ void wrap_results(const OpInfo& info, const Decision& decision, const Inputs& in
                           std::move(outputs[k]), decision.output_offsets.empty() ? 0 : decision.output_offsets[k],
                           moved);
     }
-    put_dims_in_order(*decision.outputs[k], outputs[k]);
     const auto input = absl::c_find_if(in.tensors, [](const at::Tensor& t) { return t.defined(); });
     return make_result_of(*input, SpecPtr(decision.outputs[k]), std::move(outputs[k]));
   };

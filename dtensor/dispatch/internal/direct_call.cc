@@ -137,8 +137,9 @@ void DirectCall::add_context(c10::Error& e, size_t r) const {
 at::Tensor DirectCall::make_result(RankTensors&& locals) {
   const at::Tensor& input = *tensors_[0];
   if (!info_.is_view) {
-    at::Tensor result = make_result_of(input, std::move(result_.spec), std::move(locals));
-    if (result_.shares_memory) meta_without_sync(result).storage->shared.store(true, std::memory_order_relaxed);
+    if (!result_.shares_memory) return make_result_of(input, std::move(result_.spec), std::move(locals));
+    at::Tensor result = make_alias_of(input, std::move(result_.spec), std::move(locals));
+    meta_without_sync(result).storage->shared.store(true, std::memory_order_relaxed);
     return result;
   }
   set_base_of_views(input);

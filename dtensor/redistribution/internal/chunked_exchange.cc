@@ -26,7 +26,6 @@ RankPieces one_each(const RankTensors& tensors) {
 
 std::optional<ChunkCut> cut_into_chunks(const RedistributePlan& plan, int64_t max_chunks) {
   if (plan.steps.size() != 1 || plan.from.is_boxes() || plan.to.is_boxes()) return std::nullopt;
-  if (!order_in_memory(plan.tensor).empty()) return std::nullopt;
   const RedistributeStep& step = plan.steps[0];
   const bool scatters = step.kind == Kind::kReduceScatter && step.op == ReduceOp::kSum;
   if ((step.kind != Kind::kAllGather && !scatters) || step.dims.size() != 1 || step.chunks != 1) return std::nullopt;

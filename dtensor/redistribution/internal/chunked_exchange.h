@@ -28,7 +28,7 @@ struct ChunkCut {
 // Along the first dim that is at least `max_chunks` long on a rank; if there is none, along the dim that the plan
 // gathers or scatters, into as many chunks as a rank has rows. The last dim, the features, is not cut. The same on all
 // ranks. nullopt: the plan is something else than one all_gather, or one reduce_scatter of a sum, of a dim before the
-// last over one mesh dim; the tensor is not row-major; or there would be one chunk.
+// last over one mesh dim; or there would be one chunk.
 std::optional<ChunkCut> cut_into_chunks(const RedistributePlan& plan, int64_t max_chunks);
 
 class ChunkedExchange {

@@ -1,5 +1,6 @@
 #include "dtensor/redistribution/internal/executor.h"
 
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
@@ -9,6 +10,7 @@
 #include "comm/comm_work.h"
 #include "dtensor/forbid_whole_gather.h"
 #include "dtensor/redistribution/internal/plan_run.h"
+#include "dtensor/tensor/ensure_strides.h"
 #include "dtensor/tensor/host_parts.h"
 #include "dtensor/tensor/representation.h"
 #include "mesh/memory_meter.h"
@@ -94,6 +96,35 @@ std::vector<bool> load_offloaded(const BatchPlan& batch, std::vector<RankTensors
   return offloaded;
 }
 
+// What backends reduced is row-major: gives it the strides of the plan's tensor, once it has arrived.
+RankTensors with_strides_of(const RedistributePlan& plan, RankTensors locals,
+                            std::shared_ptr<CommWork>* work = nullptr) {
+  if (plan.tensor.strides == row_major_strides(plan.tensor.sizes)) return locals;
+  RankTensors results = locals;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  for (size_t i = 0; i < locals.size(); ++i) {
+    const auto strides =
+        dense_in_order_of(plan.tensor.strides, Shape(locals[i].sizes().begin(), locals[i].sizes().end()));
+    if (has_strides(locals[i], strides)) continue;
+    results[i] = at::empty_strided(locals[i].sizes(), strides, locals[i].options());
+    copies.emplace_back(results[i], locals[i]);
+  }
+  if (copies.empty()) return results;
+  const auto copy = [copies = std::move(copies)] {
+    LocalGuard guard;
+    for (const auto& [to, from] : copies) to.copy_(from);
+  };
+  if (work == nullptr || *work == nullptr) {
+    copy();
+  } else {
+    *work = std::make_shared<CommWork>([begun = *work, copy] {
+      begun->wait();
+      copy();
+    });
+  }
+  return results;
+}
+
 RankTensors wrapped(const RedistributePlan& plan, RankTensors locals) {
   if (plan.tensor.wrapped_number) {
     for (at::Tensor& local : locals) local.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -143,7 +174,8 @@ RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const Com
   ForbidWholeGather::check(plan, cause);
   LocalGuard guard;
   return wrapped(plan, by_gpus(plan, std::move(locals), [&](RankTensors on_devices) {
-                   return as_tensors(run_all(PlanRun(plan, as_pieces(std::move(on_devices))), cause));
+                   return with_strides_of(plan,
+                                          as_tensors(run_all(PlanRun(plan, as_pieces(std::move(on_devices))), cause)));
                  }));
 }
 
@@ -153,7 +185,6 @@ RankTensors run_plan_to_read(const RedistributePlan& plan, RankTensors locals, c
   const std::shared_ptr<const PlanSchedule> schedule = schedule_of(plan);
   if (!are_parts(plan, *schedule, locals)) return run_plan(plan, std::move(locals), cause);  // the error
   LocalGuard guard;
-  for (at::Tensor& local : locals) local = in_order(local, schedule->order).contiguous();
   for (size_t k = 0; k < plan.steps.size(); ++k) {
     const StepSchedule& s = schedule->steps[k];
     for (size_t i = 0; i < locals.size(); ++i) {
@@ -162,7 +193,9 @@ RankTensors run_plan_to_read(const RedistributePlan& plan, RankTensors locals, c
     // As of run_step(), on a rank that is not the first.
     plan.from.world().memory().touch(plan.steps[k].peak_bytes - (k == 0 ? schedule->input_bytes : 0));
   }
-  for (at::Tensor& local : locals) local = in_order(local, schedule->inverse);
+  for (at::Tensor& local : locals) {
+    ensure_strides(local, dense_in_order_of(plan.tensor.strides, Shape(local.sizes().begin(), local.sizes().end())));
+  }
   return locals;
 }
 
@@ -177,7 +210,7 @@ RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors
     const bool may_go_on = !run.step().is_local() && only_local_steps_after(run);
     run_step(run, cause, may_go_on ? &work : nullptr);
   }
-  if (run.done()) return wrapped(*plan, as_tensors(run.take_result()));
+  if (run.done()) return wrapped(*plan, with_strides_of(*plan, as_tensors(run.take_result()), &work));
   RankTensors results = wrapped(*plan, as_tensors(run.reserve_result()));
   work = std::make_shared<CommWork>([begun = std::move(work), plan, run = std::move(run)]() mutable {
     begun->wait();
@@ -202,6 +235,7 @@ RankPieces run_transfer(const RedistributePlan& plan, RankPieces locals, const C
     for (at::Tensor& piece : locals[i]) piece = piece.to(world.device(owned[i]));
   }
   RankPieces results = run_all(PlanRun(plan, for_ranks(owned, std::move(locals), first, world.size())), cause);
+  for (auto& of_rank : results) of_rank = with_strides_of(plan, std::move(of_rank));
   return for_ranks(owned_ranks(plan.to), std::move(results), owned, world.size());
 }
 
@@ -256,9 +290,11 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
   for (size_t p = 0; p < runs.size(); ++p) {
     run_local_steps(runs[p]);
     TORCH_INTERNAL_ASSERT(runs[p].done());
+    const RedistributePlan& plan = *batch.plans[p];
     RankTensors result = as_tensors(runs[p].take_result());
+    if (!changes_nothing(plan)) result = with_strides_of(plan, std::move(result), work);
     if (offloaded[p]) result = parts_in_host_memory(result);
-    results.push_back(wrapped(*batch.plans[p], std::move(result)));
+    results.push_back(wrapped(plan, std::move(result)));
   }
   return results;
 }

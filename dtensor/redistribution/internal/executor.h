@@ -1,9 +1,9 @@
 // Runs plans on the local tensors of the owned ranks.
 //
 // Tensors go in with the layout plan.from and come out with plan.to: the same tensors if the plan has no step, else
-// fresh (run_plan_to_read() excepted) and dense, their dims in the order in memory that the tensor's strides have: so
-// the ranks' parts of it can be viewed alike. Inputs are never changed. A step's inputs are released as soon as the
-// step is done, so that at most one step's inputs and outputs are alive, besides the caller's tensors.
+// fresh (run_plan_to_read() excepted) and dense, their dims in the order in memory that the tensor's strides have.
+// Inputs are never changed. A step's inputs are released as soon as the step is done, so that at most one step's inputs
+// and outputs are alive, besides the caller's tensors. What ranks send one another is row-major, whatever the strides.
 //
 // All this is below autograd, on plain tensors; DTensor's dispatch key must not be included in thread-local state.
 // Every collective is one call of the world's communicator, reported with the planned bytes and `cause`, also where no

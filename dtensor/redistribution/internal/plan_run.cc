@@ -1,8 +1,7 @@
 #include "dtensor/redistribution/internal/plan_run.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/permute.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -12,26 +11,14 @@
 #include "comm/block_copy.h"
 #include "comm/communicator.h"
 #include "comm/scope.h"
+#include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
-
-at::Tensor in_order(const at::Tensor& t, const std::vector<int64_t>& order) {
-  return order.empty() ? t : t.permute(order);
-}
-
 namespace {
 
 using Kind = RedistributeStep::Kind;
 
 at::IntArrayRef ref(const Shape& shape) { return {shape.data(), shape.size()}; }
-
-RankPieces pieces_in_order(RankPieces pieces, const std::vector<int64_t>& order) {
-  if (order.empty()) return pieces;
-  for (auto& of_rank : pieces) {
-    for (at::Tensor& t : of_rank) t = in_order(t, order);
-  }
-  return pieces;
-}
 
 // Reorders `pieces` by the indices in `sources`.
 RankPieces reordered(RankPieces pieces, const std::optional<std::vector<int64_t>>& sources) {
@@ -94,18 +81,15 @@ absl::Span<const Message> round_of(const StepSchedule& s, size_t c) {
 PlanRun::PlanRun(const RedistributePlan& plan, RankPieces pieces)
     : plan_(&plan), schedule_(schedule_of(plan)), pieces_(std::move(pieces)) {
   check_pieces(plan, *schedule_, pieces_);
-  pieces_ = pieces_in_order(std::move(pieces_), schedule_->order);
 }
 
 void PlanRun::prepare() { pieces_ = reordered(std::move(pieces_), scheduled().sources); }
 
-RankPieces PlanRun::take_result() {
-  return pieces_in_order(reordered(std::move(pieces_), schedule_->result_sources), schedule_->inverse);
-}
+RankPieces PlanRun::take_result() { return reordered(std::move(pieces_), schedule_->result_sources); }
 
 RankPieces PlanRun::reserve_result() {
   reserved_ = new_outputs(plan_->steps.size() - 1);
-  return pieces_in_order(reordered(reserved_, schedule_->result_sources), schedule_->inverse);
+  return reordered(reserved_, schedule_->result_sources);
 }
 
 RankPieces PlanRun::new_outputs(size_t step) const {
@@ -113,7 +97,8 @@ RankPieces PlanRun::new_outputs(size_t step) const {
   RankPieces outputs(s.ranks.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     const auto options = at::TensorOptions().dtype(plan_->tensor.dtype).device(plan_->from.world().device(s.ranks[i]));
-    for (const Shape& sizes : s.outputs[i]) outputs[i].push_back(at::empty(ref(sizes), options));
+    for (const Shape& sizes : s.outputs[i])
+      outputs[i].push_back(at::empty_strided(ref(sizes), dense_in_order_of(plan_->tensor.strides, sizes), options));
   }
   return outputs;
 }

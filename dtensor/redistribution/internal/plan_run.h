@@ -9,9 +9,6 @@
 
 namespace dtensor::internal {
 
-// The dims of a plain tensor as PlanSchedule::order or its inverse says.
-at::Tensor in_order(const at::Tensor& t, const std::vector<int64_t>& order);
-
 class PlanRun {
  public:
   // `pieces` are in the order of schedule_of(plan)->ranks. Error: they do not have the layout plan.from. `plan` must
