@@ -114,7 +114,7 @@ struct FromLocalFn : Function<FromLocalFn> {
     const std::vector<bool> shared = fresh ? std::vector<bool>(locals.size()) : which_overlap(locals);
     RankTensors mine;
     for (size_t i = 0; i < locals.size(); ++i) mine.push_back(shared[i] ? locals[i].clone() : locals[i].detach());
-    at::Tensor result = make_alias(spec, std::move(mine));
+    at::Tensor result = fresh ? make_dtensor(spec, std::move(mine)) : make_alias(spec, std::move(mine));
     meta_without_sync(result).storage->user_may_write = true;
     return result;
   }

@@ -1,7 +1,6 @@
 #include "dtensor/deferral/deferred_gradients.h"
 
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <utility>
@@ -191,7 +190,8 @@ bool DeferredGradients::suspend(DeferredCall& call) {
   if (call.computed) return false;
   {
     LocalGuard guard;
-    for (const at::Tensor& part : call.parts) take_over(part, at::zeros(part.sizes(), part.options()));
+    for (const at::Tensor& part : call.parts)
+      take_over(part, at::empty_strided(part.sizes(), part.strides(), part.options()).zero_());
   }
   std::lock_guard lock(mutex_);
   call.held_back = true;

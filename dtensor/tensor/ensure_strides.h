@@ -1,4 +1,4 @@
-// The order of a plain tensor's dims in memory.
+// The strides of a plain tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@ inline bool has_strides(const at::Tensor& t, c10::IntArrayRef strides) {
   return true;
 }
 
-// Copies `t` if it has other strides. Below autograd.
+// Copies `t` if it has other strides, into pinned memory if it is pinned. Below autograd.
 inline void ensure_strides(at::Tensor& t, c10::IntArrayRef strides) {
   if (has_strides(t, strides)) return;
   t = at::empty_strided(t.sizes(), strides, t.options().pinned_memory(t.is_pinned())).copy_(t);

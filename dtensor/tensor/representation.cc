@@ -172,6 +172,18 @@ c10::intrusive_ptr<DTensorImpl> make_impl(c10::Device device, MetaPtr&& meta) {
   return impl;
 }
 
+// Whether a part is dense, and its dims have the order in memory that `strides`, of a dense tensor, have.
+bool has_order_of(c10::IntArrayRef strides, const at::Tensor& part) {
+  if (!part.is_non_overlapping_and_dense()) return false;
+  for (int64_t a = 0; a < part.dim(); ++a) {
+    for (int64_t b = 0; b < a; ++b) {
+      if (part.size(a) <= 1 || part.size(b) <= 1) continue;
+      if ((strides[a] < strides[b]) != (part.stride(a) < part.stride(b))) return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 LocalStorage::LocalStorage(const World& w, int64_t bytes) : use_of_world(w.use()), hold(w.memory(), bytes) {}
@@ -202,9 +214,8 @@ void match_strides(const Spec& spec, RankTensors& parts) {
   const bool is_row_major = tensor.is_contiguous();
   if (!tensor.is_non_overlapping_and_dense()) return;
   for (at::Tensor& part : parts) {
-    if (is_row_major && part.is_contiguous()) continue;
+    if (is_row_major ? part.is_contiguous() : has_order_of(spec.strides(), part)) continue;
     const auto strides = dense_in_order_of(spec.strides(), Shape(part.sizes().begin(), part.sizes().end()));
-    if (has_strides(part, strides)) continue;
     const LocalGuard guard;
     const ConjNegBits bits = conj_neg_bits(part);
     at::Tensor values = with_conj_neg(part, bits);  // without the bits

@@ -185,14 +185,15 @@ inline const DTensorMeta& meta_for_write(const at::TensorBase& t) {
 void match_strides(const Spec& spec, RankTensors& parts);
 
 // A new tensor of `spec` over `locals`, with memory of its own: calls match_strides(). `arriving`: the work that fills
-// in the locals, if they are not available yet; REQUIRES: then match_strides() would not change them.
+// in the locals, if they are not available yet, which match_strides() then leaves as they are.
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name = nullptr,
                         std::shared_ptr<CommWork> arriving = nullptr);
 // The same for an operator's result, whose layout the engine chose.
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr);
 // The same, cheaper, for the result of a call on `input`, a tensor of the same world.
 at::Tensor make_result_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals);
-// As make_dtensor() and make_result_of(), over parts that others have, too: these themselves, in any strides.
+// As make_dtensor() and make_result_of(), but keep the given parts themselves in any strides: other tensors have them,
+// too.
 at::Tensor make_alias(SpecPtr spec, RankTensors locals);
 at::Tensor make_alias_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals);
 // As make_alias_of() for a view of `base`, which is a normal tensor in inference mode if the base is. `storage`: null

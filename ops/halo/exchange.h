@@ -20,7 +20,7 @@ RankTensors fetch_halos(const HaloPlan& plan, const RankTensors& locals, const a
                         const CommCause& cause);
 // The same in two steps: the tensors to fill, and the exchange.
 RankTensors empty_halos(const HaloPlan& plan, const RankTensors& locals);
-// The same for a result with other strides than the source.
+// The same for a result whose dims have the order in memory of other strides than the source's.
 RankTensors empty_halos(const HaloPlan& plan, const RankTensors& locals, at::IntArrayRef strides);
 void fetch_halos(const HaloPlan& plan, const RankTensors& locals, const at::Scalar& fill, const CommCause& cause,
                  const RankTensors& result);
@@ -32,8 +32,8 @@ RankTensors boxes_again(const HaloPlan& plan, const RankTensors& locals, const a
                         const RankTensors& received);
 
 // The transpose of fetch_halos(), for backward: every element becomes the sum over all places that show it. `pieces`
-// have the sizes that fetch_halos() returns. Fresh, laid out as plan.source, its dims in
-// the order in memory that the strides of plan.source have.
+// have the sizes that fetch_halos() returns. Fresh, laid out as plan.source, its dims in the order in memory that the
+// strides of plan.source have.
 RankTensors add_back_halos(const HaloPlan& plan, const RankTensors& pieces, const CommCause& cause);
 
 }  // namespace dtensor::internal

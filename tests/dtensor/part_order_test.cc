@@ -108,7 +108,7 @@ TEST_CASE("part order: results of parts in another order, of the first call and 
   check_order(c.conj().clone(), of_c.conj().clone());
 }
 
-TEST_CASE("part order: gradients of a permuted leaf, also deferred ones") {
+TEST_CASE("part order: gradients of a permuted leaf") {
   const DeviceMesh mesh(World::local(4), {4});
   const Tensor plain = permuted_values().clone().set_requires_grad(true);
   const Tensor scale = torch::rand({5, 4, 6}, torch::kDouble);

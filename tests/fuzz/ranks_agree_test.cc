@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "dtensor/scopes.h"
 #include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
@@ -28,9 +29,11 @@ using namespace internal;
 
 namespace {
 
-// Whether the number of indices depends on values.
-bool counts_elements_of_mask(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
-  if (op.schema().name() == "aten::nonzero") return true;
+// Whether shapes depend on values: how often a mask is true, how many values are different, where to split.
+bool shapes_depend_on_values(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
+  const std::string& name = op.schema().name();
+  if (name == "aten::nonzero" || absl::StrContains(name, "unique")) return true;
+  if (absl::StrContains(op.schema().overload_name(), "tensor_indices")) return true;
   const auto is_mask = [](const c10::IValue& index) {
     return index.isTensor() && index.toTensor().defined() &&
            c10::isIntegralType(index.toTensor().scalar_type(), /*includeBool=*/true) &&
@@ -53,7 +56,7 @@ class OneRank {
   template <typename Part>
   std::optional<std::string> calls_of(const Part& part) {
     const Interception numbers([this](const c10::OperatorHandle& op, const torch::jit::Stack& arguments) -> AfterCall {
-      if (counts_elements_of_mask(op, arguments)) counts_mask_ = true;
+      if (shapes_depend_on_values(op, arguments)) has_shapes_of_values_ = true;
       if (op.schema().name() == "aten::diagonal") has_diagonal_ = true;
       if (op.schema().name() != "aten::_local_scalar_dense") return {};
       return [this](const torch::jit::Stack& results) { numbers_ << results.back() << ' '; };
@@ -89,22 +92,14 @@ class OneRank {
     }
     return "";
   }
-  bool counts_mask() const { return counts_mask_; }
-  // What later calls may depend on: numbers that the program read, and shapes.
-  std::string values() const {
-    std::ostringstream text;
-    text << numbers_.str();
-    for (const auto& [id, t] : execution_.tensors()) {
-      text << id;
-      if (t.defined()) text << t.sizes();
-    }
-    return text.str();
-  }
+  bool has_shapes_of_values() const { return has_shapes_of_values_; }
+  // The numbers that the program read, on which later calls may depend.
+  std::string numbers() const { return numbers_.str(); }
 
  private:
   Execution execution_;
   std::ostringstream numbers_;
-  bool counts_mask_ = false, has_diagonal_ = false;
+  bool has_shapes_of_values_ = false, has_diagonal_ = false;
 };
 
 class AllRanks {
@@ -121,7 +116,7 @@ class AllRanks {
     for (OneRank& rank : ranks_) calls.push_back(rank.calls_of(part));
     if (std::count(calls.begin(), calls.end(), std::nullopt) > 0) return false;
     for (const OneRank& rank : ranks_) {
-      if (rank.counts_mask() || rank.values() != ranks_[0].values()) return false;
+      if (rank.has_shapes_of_values() || rank.numbers() != ranks_[0].numbers()) return false;
     }
     for (size_t r = 0; r < ranks_.size(); ++r) {
       CAPTURE(r);

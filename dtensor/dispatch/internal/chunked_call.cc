@@ -64,7 +64,7 @@ std::optional<std::vector<RankTensors>> run_in_chunks(const OpInfo& info, const 
     const LocalGuard guard;
     return gather_and_multiply(product, parts, SummedDim::kFirst, cause);
   }();
-  match_strides(*decision.computed[inputs->rows], result.rows);
+  match_strides(*Spec::get(plan->to.mesh(), plan->to.placements(), in_own_memory(plan->tensor)), result.rows);
   finish_move(rows, plan->to.placements(), std::move(move), std::move(result.rows));
   note_work_elsewhere();
   keep_decision(in, decided);

@@ -162,7 +162,7 @@ void reduce_views_once(std::vector<Input>& inputs) {
 void run_communicating(std::vector<Input> waiting) {
   reduce_views_once(waiting);
   const auto go_on = [](Input input, RankTensors parts, std::vector<Input>& next) {
-    input.travelling = make_result(spec_of(input.travelling)->with_placements(input.plan->to.placements()), parts);
+    input.travelling = make_alias(spec_of(input.travelling)->with_placements(input.plan->to.placements()), parts);
     input.plan = std::exchange(input.then, nullptr);
     if (!input.plan->is_local()) return next.push_back(std::move(input));
     *input.result = run_plan(*input.plan, std::move(parts), {});

@@ -1,6 +1,5 @@
 #include "dtensor/redistribution/internal/executor.h"
 
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 
@@ -96,33 +95,17 @@ std::vector<bool> load_offloaded(const BatchPlan& batch, std::vector<RankTensors
   return offloaded;
 }
 
-// What backends reduced is row-major: gives it the strides of the plan's tensor, once it has arrived.
-RankTensors with_strides_of(const RedistributePlan& plan, RankTensors locals,
-                            std::shared_ptr<CommWork>* work = nullptr) {
-  if (plan.tensor.strides == row_major_strides(plan.tensor.sizes)) return locals;
-  RankTensors results = locals;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
-  for (size_t i = 0; i < locals.size(); ++i) {
-    const auto strides =
-        dense_in_order_of(plan.tensor.strides, Shape(locals[i].sizes().begin(), locals[i].sizes().end()));
-    if (has_strides(locals[i], strides)) continue;
-    results[i] = at::empty_strided(locals[i].sizes(), strides, locals[i].options());
-    copies.emplace_back(results[i], locals[i]);
+// Backends reduce into row-major memory: gives the results the strides of the plan's tensor.
+RankTensors with_strides_of(const RedistributePlan& plan, RankTensors locals) {
+  const Shape whole = in_own_memory(plan.tensor).strides;
+  if (whole == row_major_strides(plan.tensor.sizes) || changes_nothing(plan)) return locals;
+  for (at::Tensor& local : locals) {
+    const auto strides = dense_in_order_of(whole, Shape(local.sizes().begin(), local.sizes().end()));
+    if (has_strides(local, strides)) continue;
+    ensure_strides(local, strides);
+    plan.from.world().memory().touch(2 * static_cast<int64_t>(local.nbytes()));  // both are alive meanwhile
   }
-  if (copies.empty()) return results;
-  const auto copy = [copies = std::move(copies)] {
-    LocalGuard guard;
-    for (const auto& [to, from] : copies) to.copy_(from);
-  };
-  if (work == nullptr || *work == nullptr) {
-    copy();
-  } else {
-    *work = std::make_shared<CommWork>([begun = *work, copy] {
-      begun->wait();
-      copy();
-    });
-  }
-  return results;
+  return locals;
 }
 
 RankTensors wrapped(const RedistributePlan& plan, RankTensors locals) {
@@ -193,8 +176,9 @@ RankTensors run_plan_to_read(const RedistributePlan& plan, RankTensors locals, c
     // As of run_step(), on a rank that is not the first.
     plan.from.world().memory().touch(plan.steps[k].peak_bytes - (k == 0 ? schedule->input_bytes : 0));
   }
+  const Shape whole = in_own_memory(plan.tensor).strides;
   for (at::Tensor& local : locals) {
-    ensure_strides(local, dense_in_order_of(plan.tensor.strides, Shape(local.sizes().begin(), local.sizes().end())));
+    ensure_strides(local, dense_in_order_of(whole, Shape(local.sizes().begin(), local.sizes().end())));
   }
   return locals;
 }
@@ -210,7 +194,9 @@ RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors
     const bool may_go_on = !run.step().is_local() && only_local_steps_after(run);
     run_step(run, cause, may_go_on ? &work : nullptr);
   }
-  if (run.done()) return wrapped(*plan, with_strides_of(*plan, as_tensors(run.take_result()), &work));
+  if (run.done())
+    return wrapped(
+        *plan, work == nullptr ? with_strides_of(*plan, as_tensors(run.take_result())) : as_tensors(run.take_result()));
   RankTensors results = wrapped(*plan, as_tensors(run.reserve_result()));
   work = std::make_shared<CommWork>([begun = std::move(work), plan, run = std::move(run)]() mutable {
     begun->wait();
@@ -292,7 +278,7 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
     TORCH_INTERNAL_ASSERT(runs[p].done());
     const RedistributePlan& plan = *batch.plans[p];
     RankTensors result = as_tensors(runs[p].take_result());
-    if (!changes_nothing(plan)) result = with_strides_of(plan, std::move(result), work);
+    if (work == nullptr || *work == nullptr) result = with_strides_of(plan, std::move(result));
     if (offloaded[p]) result = parts_in_host_memory(result);
     results.push_back(wrapped(plan, std::move(result)));
   }

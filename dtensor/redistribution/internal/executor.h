@@ -28,7 +28,7 @@ RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const Com
 RankTensors run_plan_to_read(const RedistributePlan& plan, RankTensors locals, const CommCause& cause);
 // The same as run_plan(), but returns when the last communicating step has begun, if the backend can run
 // asynchronously. Then it leaves in `work` what to wait for before the result is used, including the local steps after
-// it; the last local step's outputs are allocated at once.
+// it; the last local step's outputs are allocated at once. What such a step reduces last stays row-major.
 RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors locals, const CommCause& cause,
                        std::shared_ptr<CommWork>& work);
 

@@ -95,10 +95,13 @@ RankPieces PlanRun::reserve_result() {
 RankPieces PlanRun::new_outputs(size_t step) const {
   const StepSchedule& s = schedule_->steps[step];
   RankPieces outputs(s.ranks.size());
+  // Reductions are faster into row-major memory.
+  const bool reduces = plan_->steps[step].kind == Kind::kReduceScatter;
+  const Shape whole = reduces ? row_major_strides(plan_->tensor.sizes) : in_own_memory(plan_->tensor).strides;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const auto options = at::TensorOptions().dtype(plan_->tensor.dtype).device(plan_->from.world().device(s.ranks[i]));
     for (const Shape& sizes : s.outputs[i])
-      outputs[i].push_back(at::empty_strided(ref(sizes), dense_in_order_of(plan_->tensor.strides, sizes), options));
+      outputs[i].push_back(at::empty_strided(ref(sizes), dense_in_order_of(whole, sizes), options));
   }
   return outputs;
 }
