@@ -122,6 +122,22 @@ TEST_CASE("part order: gradients of a permuted leaf") {
   }
 }
 
+TEST_CASE("part order: gradients that to_local() hands back") {
+  const DeviceMesh mesh(World::fake(2, 0), {2});  // where a process does not know all parts, their tensor is row-major
+  const Tensor leaf = distribute_tensor(torch::rand({4, 3}, torch::kDouble), mesh, {Shard(0)}).requires_grad_();
+  const Tensor t = leaf * 1;
+  Tensor gradient;
+  t.register_hook([&](const Tensor& g) { gradient = g; });
+  Tensor loss;
+  for (const Tensor& part : to_local(t)) {
+    const Tensor sines = part.t().contiguous().sin().sum();  // the gradient of `part` is transposed
+    loss = loss.defined() ? loss + sines : sines;
+  }
+  loss.backward();
+  REQUIRE(gradient.defined());
+  for (const Tensor& part : meta_for_read(gradient).locals) CHECK(testing::is_in_order(part, *spec_of(gradient)));
+}
+
 TEST_CASE("part order: from_local() keeps the user's memory, whatever its order") {
   const DeviceMesh mesh(World::local(2), {2});
   const std::vector<Tensor> parts = {torch::rand({3, 2}).t(), torch::rand({3, 2}).t()};
