@@ -21,6 +21,7 @@
 #include "dtensor/redistribution/internal/redistribute_arguments.h"
 #include "dtensor/redistribution/internal/saved_layout.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/tensor/ensure_strides.h"
 #include "dtensor/tensor/memory_overlap.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/copied_view.h"
@@ -149,13 +150,6 @@ Shape infer_shape(const std::vector<at::Tensor>& locals, const DeviceMesh& mesh,
   return scaled_up(sizes[0], mesh, placements);
 }
 
-bool same_steps(const at::Tensor& t, const std::vector<int64_t>& strides) {
-  for (int64_t d = 0; d < t.dim() && t.numel() > 0; ++d) {
-    if (t.size(d) > 1 && t.stride(d) != strides[d]) return false;
-  }
-  return true;
-}
-
 // Global strides: the dims have the memory order of the parts, if all parts agree; else row-major. If dims of size 1
 // leave several orders possible, their strides or another part may decide. Other processes' parts are not available,
 // and all processes must get the same: then row-major.
@@ -164,7 +158,7 @@ Shape common_strides(const std::vector<at::Tensor>& locals, const DeviceMesh& me
   if (locals.size() != mesh.ranks().size()) return row_major;
   const auto fit_all = [&](c10::IntArrayRef global) {
     return std::all_of(locals.begin(), locals.end(), [&](const at::Tensor& t) {
-      return same_steps(t, dense_in_order_of(global, Shape(t.sizes().begin(), t.sizes().end())));
+      return has_strides(t, dense_in_order_of(global, Shape(t.sizes().begin(), t.sizes().end())));
     });
   };
   const bool as_made = std::all_of(locals.begin(), locals.end(), [](const at::Tensor& t) {
