@@ -8,6 +8,7 @@
 #include <ostream>
 #include <set>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "dtensor/analysis/sample_call.h"
 #include "dtensor/analysis/sample_layouts.h"
@@ -153,20 +154,38 @@ class Verifier {
     return OpCall::make(call_.name(), specs, call_.arguments(inputs));
   }
 
-  // Tries each strategy for a mesh dim of 2, on inputs in its layouts.
+  // The inputs' placements in the strategies that the rule has for inputs of these placements, or Replicate where a
+  // tensor cannot have them.
+  std::vector<Layouts> strategies_given(const Placement& given, const OpRule& rule, const DeviceMesh& mesh) const {
+    Layouts layouts;
+    for (const at::Tensor& t : call_.tensors()) {
+      const bool can_have = absl::c_linear_search(placements_of(t, true), given);
+      layouts.push_back({can_have ? given : Placement(Replicate())});
+    }
+    const OpCall call = op_call(distributed(mesh, layouts, false));
+    std::vector<Layouts> result;
+    if (rule.whole) {
+      for (const Strategy& s : rule.whole(call)) result.push_back(s.inputs);
+      return result;
+    }
+    for (const DimStrategy& s : rule.per_dim(call, 0)) {
+      Layouts& inputs = result.emplace_back();
+      for (const Placement& p : s.inputs) inputs.push_back({p});
+    }
+    return result;
+  }
+
+  // Tries each strategy for a mesh dim of 2, on inputs in its layouts. A rule has strategies on a kind of Partial only
+  // where an input has it.
   void try_offered(const OpRule& rule) {
     if (call_.tensors().empty()) return;
     const DeviceMesh mesh = mesh_of({2});
-    const Tensors whole = distributed(mesh, Layouts(call_.tensors().size(), Placements{Replicate()}), false);
-    std::vector<std::vector<Placements>> offered;
+    std::vector<Layouts> offered;
     try {
-      const OpCall call = op_call(whole);
-      if (rule.whole) {
-        for (const Strategy& s : rule.whole(call)) offered.push_back(s.inputs);
-      } else {
-        for (const DimStrategy& s : rule.per_dim(call, 0)) {
-          auto& inputs = offered.emplace_back();
-          for (const Placement& p : s.inputs) inputs.push_back({p});
+      offered = strategies_given(Replicate(), rule, mesh);
+      for (const ReduceOp op : {ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct}) {
+        for (Layouts& inputs : strategies_given(Partial(op), rule, mesh)) {
+          if (!absl::c_linear_search(offered, inputs)) offered.push_back(std::move(inputs));
         }
       }
     } catch (const c10::Error&) {

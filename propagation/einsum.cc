@@ -1,6 +1,8 @@
 // Reads the equations of the rule language.
 #include <algorithm>
 #include <cctype>
+#include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -79,7 +81,7 @@ Labels labels(const Operand& operand, int64_t ellipsis_dims) {
   return result;
 }
 
-// "mn+mk,kn->mn".
+// "mn+mk,kn->mn". The operands refer to the text.
 struct Equation {
   std::string_view text;
   Operands inputs, outputs;
@@ -164,14 +166,11 @@ void leave_out_broadcast(const OpCall& call, std::string_view text, size_t num_f
   }
 }
 
-}  // namespace
-
-FactorRule einsum(const OpCall& call, std::string_view text, bool linear) {
-  Equation equation = parse_equation(text);
+FactorRule rule_of(const Equation& equation, const OpCall& call, bool linear) {
   int64_t ellipsis_dims;
   const auto input_labels = label_inputs(call, equation, ellipsis_dims);
   FactorRule rule;
-  if (linear) rule.terms = std::move(equation.terms);
+  if (linear) rule.terms = equation.terms;
 
   // Factors are numbered in order of appearance, those of the results first, so that among equals a split without a
   // Partial result comes first.
@@ -192,7 +191,7 @@ FactorRule einsum(const OpCall& call, std::string_view text, bool linear) {
   rule.inputs.reserve(input_labels.size());
   for (const Operand& output : equation.outputs) rule.outputs.push_back(numbered(labels(output, ellipsis_dims)));
   for (const Labels& dims : input_labels) rule.inputs.push_back(numbered(dims));
-  leave_out_broadcast(call, text, factors.size(), rule);
+  leave_out_broadcast(call, equation.text, factors.size(), rule);
 
   for (int factor = 0; factor < static_cast<int>(factors.size()); ++factor) {
     const bool blocked = std::isupper(static_cast<unsigned char>(factors[factor].letter));
@@ -206,6 +205,23 @@ FactorRule einsum(const OpCall& call, std::string_view text, bool linear) {
     }
   }
   return rule;
+}
+
+}  // namespace
+
+FactorRule einsum(const OpCall& call, std::string_view equation, bool linear) {
+  return rule_of(parse_equation(equation), call, linear);
+}
+
+std::function<FactorRule(const OpCall&)> einsum_rule(std::string_view equation, bool linear) {
+  struct Parsed {
+    explicit Parsed(std::string_view given) : text(given), equation(parse_equation(text)) {}
+    const std::string text;
+    const Equation equation;
+  };
+  return [parsed = std::make_shared<const Parsed>(equation), linear](const OpCall& call) {
+    return rule_of(parsed->equation, call, linear);
+  };
 }
 
 }  // namespace dtensor

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "absl/algorithm/container.h"
 #include "absl/container/inlined_vector.h"
 
 namespace dtensor {
@@ -17,20 +18,11 @@ int dim_of(const Factors& factors, int factor) {
   return it == factors.end() ? -1 : static_cast<int>(it - factors.begin());
 }
 
-bool writes_to_inputs(const OpCall& call) {
-  const auto& arguments = call.schema().arguments();
-  for (size_t a = 0; a < arguments.size(); ++a) {
-    const auto* alias = arguments[a].alias_info();
-    if (alias != nullptr && alias->isWrite() && call.slots[a].count > 0) return true;
-  }
-  return false;
-}
-
 // Derives the strategies of one rule; see strategies().
 class Deriver {
  public:
   Deriver(const FactorRule& rule, const OpCall& call, int64_t mesh_dim)
-      : rule_(rule), call_(call), mesh_dim_(mesh_dim), writes_(writes_to_inputs(call)) {
+      : rule_(rule), call_(call), mesh_dim_(mesh_dim) {
     TORCH_CHECK(rule.inputs.size() == call.inputs.size(), call.name(), ": the rule describes ", rule.inputs.size(),
                 " inputs, the call has ", call.inputs.size());
     for (const auto& term : rule.terms) {
@@ -52,8 +44,11 @@ class Deriver {
       }
     }
     for (int factor = 0; factor < num_factors; ++factor) add_splits(factor);
-    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) add_linear(op);
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg}) {
+      if (may_be_given(Partial(op))) add_linear(op);
+    }
     for (const auto& pass : rule_.passthroughs) {
+      if (!may_be_given(Partial(pass.in))) continue;
       DimStrategy s = replicated();
       for (int i : pass.inputs) {
         if (call_.inputs[i]) s.inputs[i] = Partial(pass.in);
@@ -71,6 +66,15 @@ class Deriver {
 
   const Placement* given(size_t input) const {
     return mesh_dim_ >= 0 && call_.inputs[input] ? &call_.inputs[input]->placements()[mesh_dim_] : nullptr;
+  }
+
+  // Whether an input could have this Partial. Only sums are made of other placements.
+  bool may_be_given(const Placement& partial) const {
+    if (mesh_dim_ < 0 || partial.reduce_op() == ReduceOp::kSum) return true;
+    for (size_t i = 0; i < call_.inputs.size(); ++i) {
+      if (call_.inputs[i] && *given(i) == partial) return true;
+    }
+    return false;
   }
 
   bool is_partial(const DimStrategy& s, size_t input) const {
@@ -149,7 +153,7 @@ class Deriver {
       mask = p;
     }
     result_.push_back(s);
-    if (!one_mask || partial > 0 || !writes_) return;
+    if (!one_mask || partial > 0 || !absl::c_linear_search(call_.written(), true)) return;
     std::fill(s.outputs.begin(), s.outputs.end(), *mask);
     result_.push_back(std::move(s));
   }
@@ -268,7 +272,6 @@ class Deriver {
   const OpCall& call_;
   const int64_t mesh_dim_;
   absl::InlinedVector<Term, 4> terms_;  // without absent inputs
-  const bool writes_;                   // in place
   std::vector<DimStrategy> result_;
 };
 

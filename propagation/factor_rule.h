@@ -62,7 +62,8 @@ struct FactorRule {
 // divisor of 0.
 
 // All strategies of a rule along one mesh dim: everything replicated first, then a split of each factor, then the
-// Partials. StridedShards found among the inputs are tried as splits too. `mesh_dim` < 0 omits those.
+// Partials. With a `mesh_dim`, the placements of the inputs there matter: StridedShards among them are tried as splits
+// too, and a Partial that is not a sum is left out if no input has it, because nothing becomes one.
 std::vector<DimStrategy> strategies(const FactorRule& rule, const OpCall& call, int64_t mesh_dim = -1);
 
 // From an equation: inputs in the order of OpCall::inputs, ',' for a product, '+' for a sum (each input is a term of
@@ -72,6 +73,9 @@ std::vector<DimStrategy> strategies(const FactorRule& rule, const OpCall& call, 
 // Partial(sum). Capital letters need replication. `linear` = false: no terms, and contracted factors need it, too.
 // Error (c10::Error): an input's number of dims does not fit; the text names operator and argument.
 FactorRule einsum(const OpCall& call, std::string_view equation, bool linear = true);
+
+// The same for factor_op(), which asks at every miss: the equation is parsed once, here.
+std::function<FactorRule(const OpCall&)> einsum_rule(std::string_view equation, bool linear = true);
 
 // Elementwise with broadcasting, one factor per dim of the result, `num_outputs` results of that shape. No terms.
 FactorRule pointwise(const OpCall& call, int num_outputs = 1);

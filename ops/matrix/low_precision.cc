@@ -90,7 +90,7 @@ const CoreDimsOp kFusedProducts[] = {
 }  // namespace
 
 const RuleFamily low_precision_rules("low_precision", [](RuleRegistry& registry) {
-  OpRule whole_numbers = factor_op([](const OpCall& call) { return einsum(call, "mk,kn->mn"); });
+  OpRule whole_numbers = factor_op(einsum_rule("mk,kn->mn"));
   whole_numbers.metas = int_mm_metas;
   whole_numbers.local = int_mm_local;
   registry.add("aten::_int_mm", std::move(whole_numbers));

@@ -84,7 +84,7 @@ void addmv_local(const LocalCall& local, torch::jit::Stack& stack) {
 
 const RuleFamily matmul_rules("matmul", [](RuleRegistry& registry) {
   for (const Product& product : kProducts) {
-    OpRule rule = factor_op([equation = product.equation](const OpCall& call) { return einsum(call, equation); });
+    OpRule rule = factor_op(einsum_rule(product.equation));
     rule.value_free = {"beta", "alpha"};
     const std::string op = product.op;
     if (op == "aten::dot" || op == "aten::vdot") rule.metas = dot_metas;

@@ -163,7 +163,21 @@ TEST_CASE("strided shards and mask partials are tried if an input has them") {
   auto masked = spec4({8, 6}, "MaskP(sum, [10, 6], 0)");
   CHECK(einsum_strategies("aten::add.Tensor", {masked, spec4({8, 6})}, "...+...->...", true, 0) ==
         "R,R->R  S(0),S(0)->S(0)  S(1),S(1)->S(1)  P(sum),P(sum)->P(sum)  "
-        "MaskP(sum, [10, 6], 0),P(sum)->P(sum)  P(avg),P(avg)->P(avg)");
+        "MaskP(sum, [10, 6], 0),P(sum)->P(sum)");
+}
+
+TEST_CASE("Partials that are no sums are left out where no input has them") {
+  const auto x = spec4({8, 6}), averaged = spec4({8, 6}, "P(avg)");
+  const std::string splits = "R,R->R  S(0),S(0)->S(0)  S(1),S(1)->S(1)  P(sum),P(sum)->P(sum)";
+  CHECK(einsum_strategies("aten::add.Tensor", {x, x}, "...+...->...", true, 0) == splits);
+  CHECK(einsum_strategies("aten::add.Tensor", {x, averaged}, "...+...->...", true, 0) ==
+        splits + "  P(avg),P(avg)->P(avg)");
+  CHECK(einsum_strategies("aten::add.Tensor", {x, x}, "...+...->...", true) == splits + "  P(avg),P(avg)->P(avg)");
+
+  OpCall call = OpCall::make("aten::maximum", {x, spec4({8, 6}, "P(max)")});
+  FactorRule rule = pointwise(call);
+  rule.passthroughs = {{{0, 1}, ReduceOp::kMax, ReduceOp::kMax}, {{0, 1}, ReduceOp::kMin, ReduceOp::kMin}};
+  CHECK(print(strategies(rule, call, 0)) == "R,R->R  S(0),S(0)->S(0)  S(1),S(1)->S(1)  P(max),P(max)->P(max)");
 }
 
 TEST_CASE("dims that cannot be split are not") {
