@@ -1,5 +1,8 @@
 #include "dtensor/dispatch/dispatch.h"
 
+#include <optional>
+#include <vector>
+
 #include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/call_in_progress.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
@@ -14,6 +17,7 @@
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/dispatch/reduce_first.h"
+#include "dtensor/tensor/dispatch_scope.h"
 
 namespace dtensor::internal {
 namespace {
@@ -32,7 +36,8 @@ void run_by_rule(const OpInfo& info, Stack& stack) {
   if (in.has_partial || in.has_module_traits) use_copies(info, args, in);
   const Decided decided = decide_call(info, in, args);
   if (defer_call(info, decided, in, stack)) return;
-  auto outputs = run_in_chunks(info, decided, in, args);
+  std::optional<std::vector<RankTensors>> outputs;
+  if (current_dispatch_scope().communication_chunks > 1) outputs = run_in_chunks(info, decided, in, args);
   if (!outputs) {
     const auto locals = move_inputs(info, *decided.decision, in);
     writes.begin();

@@ -42,7 +42,6 @@ std::shared_ptr<const RedistributePlan> plan_of_rows(const Decision& decision, s
 std::optional<std::vector<RankTensors>> run_in_chunks(const OpInfo& info, const Decided& decided, const Inputs& in,
                                                       c10::ArrayRef<c10::IValue> args) {
   const int64_t chunks = current_dispatch_scope().communication_chunks;
-  if (chunks < 2) return std::nullopt;
   const Decision& decision = *decided.decision;
   const auto inputs = product_inputs(info, in, args);
   if (!inputs || !c10::isFloatingType(decision.outputs[0]->dtype())) return std::nullopt;

@@ -12,9 +12,9 @@
 
 namespace dtensor::internal {
 
-// In an OverlapCommunication scope: moves the inputs of a decided mm() or addmm(), and computes: each chunk of rows
-// while the next one is gathered. The local tensors of the results. nullopt, and nothing done: outside of the scope,
-// the rows are cached, or other inputs than the rows move, or they are not gathered alone (cut_into_chunks()).
+// Moves the inputs of a decided mm() or addmm(), and computes: each chunk of rows while the next one is gathered. The
+// local tensors of the results. nullopt, and nothing done: it is another operator, the rows are cached, other inputs
+// than the rows move, or they are not gathered alone (cut_into_chunks()). REQUIRES: an OverlapCommunication scope.
 std::optional<std::vector<RankTensors>> run_in_chunks(const OpInfo& info, const Decided& decided, const Inputs& in,
                                                       c10::ArrayRef<c10::IValue> args);
 

@@ -27,7 +27,7 @@ c10::DispatchKeySet keys_of_own_code(const OpInfo& info, c10::DispatchKeySet key
 // itself without any operator on distributed ones, for example for empty inputs: the outermost one distributes it.
 at::Tensor distribute_result(const CompositeOpScope& scope, at::Tensor result);
 
-// ------------------------------------------------------------ with the operator's own signature (typed_composites.cc)
+// ------------------------------------------------------------ with the operator's own signature (composite_as_one.cc)
 //
 // Composite operators that models call often have typed kernels, which need no stack if the operator's own code is to
 // run on the arguments as they are. Some composite operators compute, from local tensors that stay where they are, the

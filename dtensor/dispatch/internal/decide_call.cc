@@ -194,8 +194,11 @@ Decided decide_call(const OpInfo& info, Inputs& in, c10::ArrayRef<c10::IValue> a
   const std::shared_ptr<const OpRule>& rule = info.rule();
   const auto inputs = in.pointers();
   find_hints(info, {inputs.data(), inputs.size()}, in.context);
-  at::Tensor leaf = leaf_of_gradient(*rule);
-  if (in_backward()) in.context.gradient_target = find_gradient_target(info, leaf, in);
+  at::Tensor leaf;
+  if (in_backward()) {
+    leaf = leaf_of_gradient(*rule);
+    in.context.gradient_target = find_gradient_target(info, leaf, in);
+  }
   Decided decided;
   if (StepDecider* decider = CallInProgress::step_decider(); decider == nullptr) {
     decided = decide(info, in, args);

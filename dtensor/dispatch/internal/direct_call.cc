@@ -13,7 +13,7 @@
 #include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/call_hints.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
-#include "dtensor/dispatch/internal/run_local.h"
+#include "dtensor/dispatch/internal/compute_call.h"
 #include "dtensor/dispatch_key.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/layout_cache/cached_layouts.h"

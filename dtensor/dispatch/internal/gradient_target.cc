@@ -174,7 +174,7 @@ SpecPtr layout_to_wait_in(const OpInfo& info, const Inputs& in) {
 }  // namespace
 
 at::Tensor leaf_of_gradient(const OpRule& rule) {
-  if (!rule.uses_gradient_target || !in_backward()) return {};
+  if (!rule.uses_gradient_target) return {};
   at::Tensor leaf = gradient_leaf();
   return leaf.defined() && leaf_group_of(leaf) ? at::Tensor() : leaf;
 }

@@ -7,8 +7,8 @@
 
 namespace dtensor::internal {
 
-// The parameter whose gradient the present call computes, inside backward, for rules with OpRule::uses_gradient_target.
-// Undefined: none, or one whose gradient is reduced with those of its group (leaf_group.h).
+// The parameter whose gradient the present call computes, for rules with OpRule::uses_gradient_target. Undefined: none,
+// or one whose gradient is reduced with those of its group (leaf_group.h). REQUIRES: inside backward.
 at::Tensor leaf_of_gradient(const OpRule& rule);
 
 // The gradient target; null: none. REQUIRES: inside backward. It is

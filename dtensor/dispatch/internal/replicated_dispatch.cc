@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "absl/algorithm/container.h"
-#include "dtensor/dispatch/internal/same_draws.h"
+#include "dtensor/dispatch/internal/rewind_generator.h"
 #include "dtensor/dispatch/out_tensor.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
@@ -292,7 +292,7 @@ class ReplicatedCall {
   std::vector<RankTensors> locals_;  // per input, whole
   std::vector<bool> gathered_;       // per input: gathered to a copy
   std::vector<bool> written_;        // per input
-  SameDraws draws_;
+  RewindGenerator draws_;
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "dtensor/dispatch/internal/same_draws.h"
+#include "dtensor/dispatch/internal/rewind_generator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -34,8 +34,8 @@ void advance(at::Generator given, const at::Generator& used) {
 
 }  // namespace
 
-void SameDraws::run(const c10::OperatorHandle& op, c10::Device device, torch::jit::Stack& stack,
-                    const std::function<void()>& call) {
+void RewindGenerator::run(const c10::OperatorHandle& op, c10::Device device, torch::jit::Stack& stack,
+                          const std::function<void()>& call) {
   const auto& arguments = op.schema().arguments();
   for (size_t a = 0; a < arguments.size(); ++a) {
     if (arguments[a].type()->str().find("Generator") == std::string::npos) continue;
