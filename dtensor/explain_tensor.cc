@@ -9,7 +9,7 @@
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/ghost_width.h"
 #include "dtensor/gradients/gradient_layout.h"
-#include "dtensor/layout_cache/cached_facts.h"
+#include "dtensor/layout_cache/ghost_region.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/redistribute_plan.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
-#include "dtensor/layout_cache/cached_facts.h"
+#include "dtensor/layout_cache/ghost_region.h"
 #include "dtensor/redistribution/internal/redistribute_arguments.h"
 #include "dtensor/tensor/representation.h"
 

@@ -5,6 +5,9 @@
 //   set_ghost_width(u, {1, 1});  // rows and columns are read one beyond each element
 //   auto inside = [&](int64_t row, int64_t column) { return u.narrow(0, row, 254).narrow(1, column, 254); };
 //   inside(1, 1).copy_((inside(0, 1) + inside(2, 1) + inside(1, 0) + inside(1, 2)) / 4);
+//
+// ops/stencil/slice_window.cc fetches the ghost region, which the cache of the tensor keeps
+// (layout_cache/ghost_region.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -68,7 +68,8 @@ class DeviceMesh {
   // Position of `rank` along a dim (torch: get_local_rank).
   int64_t local_rank(int64_t rank, int64_t dim) const;
 
-  // Groups along `dims` (ascending, not empty). Cached; valid as long as the mesh.
+  // Groups along `dims` (ascending, not empty): which ranks they have. Cached; valid as long as the mesh. The world's
+  // communicator connects them (of processes: processes/c10d/group_links.h, at the first call).
   const Group& group(c10::ArrayRef<int64_t> dims) const;
   const Group& get_group(std::string_view name) const;
   const Group& get_group(int64_t dim) const;

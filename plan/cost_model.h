@@ -44,7 +44,7 @@ struct LinkCost {
 };
 
 struct CostModel {
-  CostModel();
+  CostModel();  // sets the built-in numbers between nodes
 
   using Level = std::array<LinkCost, kNumCollectives>;  // by Collective
   int64_t ranks_per_node = 8;                           // consecutive ranks of a world

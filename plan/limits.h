@@ -1,4 +1,5 @@
-// Resource limits of a redistribution.
+// Resource limits of a redistribution. search/step_pricer.h keeps the steps of one mesh within them, in rounds where it
+// must, and transfer/transfer_planner.h those between two meshes.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Gradients of one backward that are reduced together in buckets.
+// Gradients of one backward that are reduced together in buckets, by reduce_together.h.
 //
 // A data-parallel step would call one all-reduce for each parameter. Instead, the gradients of one backward() stay
 // Partial in a bucket of up to gradient_bucket_bytes(world), which counts the largest local tensor of each, so that all

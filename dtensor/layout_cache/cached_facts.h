@@ -1,20 +1,17 @@
-// Facts about a tensor that need no communication when they are cached: sums along a dim, margins, and ghost regions.
-// Each is cached for one tensor, not for its views, by the rules of storage_cache.h.
+// Facts about a tensor that need no communication when they are cached: sums along a dim, margins, and ghost regions
+// (ghost_region.h). Each is cached for one tensor, not for its views, by the rules of storage_cache.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
-#include <memory>
 #include <mutex>
 #include <optional>
-#include <utility>
-#include <vector>
+#include <variant>
 
+#include "comm/rank_tensors.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/tensor/representation.h"
-#include "placement/geometry.h"
 
 namespace dtensor::internal {
 
@@ -34,58 +31,19 @@ void cache_margins(const at::Tensor& t, int64_t dim, int64_t width, RankTensors 
 // Cached margins of at least `width`; nullopt: not cached. The result may be wider.
 std::optional<CachedMargins> cached_margins(const at::Tensor& t, int64_t dim, int64_t width);
 
-// ------------------------------------------------------------ ghost regions: elements around each rank's part, such as
-// the borders of neighbouring tiles of a grid
+// ------------------------------------------------------------ any fact
 
-// Local tensors that are made when first requested.
-class LazyParts {
- public:
-  struct Made {
-    RankTensors parts;
-    std::shared_ptr<LocalStorage> storage;  // counts their bytes
-  };
-  // `make` may communicate; its captures are released afterwards.
-  explicit LazyParts(std::function<Made()> make) : make_(std::move(make)) {}
-  explicit LazyParts(Made made) : made_(std::move(made)) {}  // local tensors that are available now
-
-  // Null: they are forgotten. Thread-safe. Errors: those of `make`, which is tried again then.
-  const Made* get();
-  const Made* if_made();  // null: not requested yet, or forgotten
-  bool was_got();         // whether get() was called
-  void forget();          // drops local tensors that have not been made, and what they would be made from
-  bool are_forgotten();
-
- private:
-  std::mutex mutex_;
-  std::function<Made()> make_;  // guarded by mutex_; empty: made_ is final
-  std::optional<Made> made_;    // guarded by mutex_, and constant once make_ is empty
-  bool was_got_ = false;        // guarded by mutex_
-};
-
-// A tensor's ghost region: for every rank a box of its part and the elements around it, available now or on first
-// request.
-struct GhostRegion {
-  struct Dim {
-    int64_t dim;
-    std::vector<int64_t> cut_by;  // the mesh dims that cut it
-    std::vector<Run> known;       // indices in the boxes, by a rank's position along these mesh dims
-  };
-  std::vector<Dim> dims;  // along which the boxes go beyond the parts, ascending
-  std::shared_ptr<LazyParts> boxes;
-
-  const Dim* along(int64_t dim) const;  // null: the boxes do not go beyond the parts
-};
-
-// The indices in the box of a rank. REQUIRES: `around` belongs to a tensor of `spec`.
-Part box_of_rank(const GhostRegion& around, const Spec& spec, int64_t rank);
-// The bytes of the largest box.
-int64_t box_bytes(const GhostRegion& around, const Spec& spec);
-
-void cache_ghost_region(const at::Tensor& t, GhostRegion region);
-// Null: not cached. For a copied view call meta_for_read() first, since the region is of its last refresh. A write
-// through a copied view keeps the region if the same exchange brings its new elements, or none are needed
-// (ViewOrigin::after_write() in copied_view.h).
-std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t);
-void drop_ghost_region(const at::Tensor& t);
+// Is `entry` about `t` itself?
+bool is_about(const CacheEntry& entry, const at::Tensor& t, const DTensorMeta& meta);
+void add_fact(const at::Tensor& t, CachedValue value, int64_t bytes);
+// A copy of the cached fact about `t` for which `fits` holds.
+template <typename Value, typename Fits>
+std::optional<Value> find_fact(const at::Tensor& t, const DTensorMeta& meta, Fits fits) {
+  std::lock_guard lock(meta.storage->cache_mutex);
+  if (!may_cache(*meta.storage)) return std::nullopt;
+  const CacheEntry* entry = find_in_cache<Value>(
+      *meta.storage, [&](const CacheEntry& e, const Value& value) { return is_about(e, t, meta) && fits(value); });
+  return entry == nullptr ? std::nullopt : std::optional(std::get<Value>(entry->value));
+}
 
 }  // namespace dtensor::internal

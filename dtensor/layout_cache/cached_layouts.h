@@ -1,6 +1,7 @@
 // Copies of tensors in other layouts, kept after a redistribution that an operator needed: the next operator that needs
-// the tensor, or a view of it, in the same layout does not communicate. By the rules of storage_cache.h. In abstract
-// worlds, where no rank has data, the copy has no local tensors and counts all the same.
+// the tensor, or a view of it, in the same layout does not communicate. By the rules of storage_cache.h, which drops
+// the copies at a write. In abstract worlds, where no rank has data, the copy has no local tensors and counts all the
+// same.
 #pragma once
 
 #include <ATen/core/Tensor.h>

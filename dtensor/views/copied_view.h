@@ -5,7 +5,8 @@
 //   - reading the copy after x was written to takes the view again, into the same memory (ViewOrigin::before_read()
 //     does this). A lazy view is first read in this way, too, so that one that is only overwritten is never read;
 //   - writing to the copy, or to an alias of it, writes back to x, and on to the base of x if x is a copied view itself
-//     (ViewOrigin::after_write() does this): each rank stores the elements of x that it holds.
+//     (ViewOrigin::after_write() does this, in write_back.cc, by the exchange of write_back_exchange.h): each rank
+//     stores the elements of x that it holds.
 #pragma once
 
 #include <atomic>

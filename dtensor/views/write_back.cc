@@ -10,14 +10,14 @@
 #include <utility>
 #include <vector>
 
-#include "dtensor/layout_cache/cached_facts.h"
+#include "dtensor/layout_cache/ghost_region.h"
 #include "dtensor/layout_cache/storage_cache.h"
 #include "dtensor/redistribution/internal/executor.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/view_window.h"
 #include "dtensor/views/copied_view.h"
-#include "dtensor/views/view_store.h"
+#include "dtensor/views/write_back_exchange.h"
 #include "plan/cost_policy.h"
 #include "plan/redistribute_planner.h"
 

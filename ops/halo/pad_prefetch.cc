@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/comm_work.h"
-#include "dtensor/layout_cache/cached_facts.h"
+#include "dtensor/layout_cache/ghost_region.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/exchange.h"
 

@@ -1,4 +1,5 @@
-// Elementwise operators that let Partials through: linear ones, and monotone ones for maxima and minima.
+// Elementwise operators that let Partials through: linear ones, sums with a number, which one rank alone adds, and
+// monotone ones for maxima and minima.
 #include <ATen/core/stack.h>
 
 #include <algorithm>

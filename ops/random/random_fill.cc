@@ -1,3 +1,4 @@
+// Draws keys, and fills parts with random numbers that follow from a key and the global place of an element.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/imag.h>
 #include <ATen/ops/real.h>

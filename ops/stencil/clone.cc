@@ -2,7 +2,7 @@
 // clone of the grid fetches the borders only once.
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/ghost_width.h"
-#include "dtensor/layout_cache/cached_facts.h"
+#include "dtensor/layout_cache/ghost_region.h"
 #include "dtensor/tensor/representation.h"
 #include "propagation/rule_registry.h"
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "dtensor/dispatch/dispatch.h"
-#include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/cached_layouts.h"
+#include "dtensor/layout_cache/ghost_region.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/view_window.h"

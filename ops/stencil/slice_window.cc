@@ -6,6 +6,7 @@
 
 #include "dtensor/ghost_width.h"
 #include "dtensor/layout_cache/cached_facts.h"
+#include "dtensor/layout_cache/ghost_region.h"
 #include "dtensor/layout_cache/remembered_bytes.h"
 #include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/tensor/dispatch_scope.h"

@@ -41,8 +41,8 @@ using SliceWindowPtr = std::shared_ptr<const SliceWindow>;
 bool has_declared_region(const at::Tensor& t, const SliceWindow& window);
 
 // Writes the window's present values to `parts`: from the ghost region of `root`, which is fetched and cached
-// (cached_facts.h) if it was declared (dtensor/ghost_width.h) and ranks lack elements; else in an exchange for this
-// window alone.
+// (dtensor/layout_cache/ghost_region.h) if it was declared (dtensor/ghost_width.h) and ranks lack elements; else in an
+// exchange for this window alone.
 void read_window(const at::Tensor& root, const SliceWindow& window, const CommCause& cause, const RankTensors& parts);
 
 }  // namespace dtensor::internal

@@ -85,7 +85,7 @@ std::vector<Message> mesh_messages(const TensorMeta& meta, const Layout& before,
 }
 
 // Round c takes of every block the c-th chunk of its longest dim.
-void split_into_rounds(std::vector<Message> messages, int64_t chunks, StepSchedule& schedule) {
+void arrange_in_rounds(std::vector<Message> messages, int64_t chunks, StepSchedule& schedule) {
   if (chunks == 1) {
     schedule.messages = std::move(messages);
     schedule.rounds = {schedule.messages.size()};
@@ -150,7 +150,7 @@ StepSchedule make_step(const TensorMeta& meta, const RedistributeStep& step, con
   }
   schedule.outputs = sizes_of(meta, after, schedule.ranks);
   schedule.output_bytes = largest_part_bytes(meta, after);
-  split_into_rounds(std::move(messages), step.chunks, schedule);
+  arrange_in_rounds(std::move(messages), step.chunks, schedule);
   return schedule;
 }
 

@@ -1,13 +1,13 @@
-// Compares what the ranks of a group are about to do or have done, as DTENSOR_DEBUG asks for. Internal to the
-// communicator.
+// Compares what the ranks of a group are about to do or have done, as DTENSOR_DEBUG asks for: when to
+// compare. What is compared, and the error, are in call_mismatch.h. Internal to the communicator.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 
+#include "processes/c10d/call_mismatch.h"
 #include "processes/c10d/link_call.h"
-#include "processes/c10d/mismatch.h"
 
 namespace dtensor::internal {
 

@@ -13,7 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "comm/error_message.h"
 #include "comm/nccl.h"
-#include "processes/c10d/mismatch.h"
+#include "processes/c10d/call_mismatch.h"
 #include "processes/job/bounded_store.h"
 
 namespace dtensor::internal {

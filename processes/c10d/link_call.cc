@@ -12,7 +12,7 @@
 
 #include "comm/comm_work.h"
 #include "comm/graph_capture.h"
-#include "processes/c10d/mismatch.h"
+#include "processes/c10d/call_mismatch.h"
 
 namespace dtensor::internal {
 namespace {

@@ -16,8 +16,8 @@
 #include "absl/types/span.h"
 #include "comm/comm_call.h"
 #include "processes/c10d/call_order.h"
-#include "processes/c10d/call_slots.h"
 #include "processes/c10d/calls_under_way.h"
+#include "processes/c10d/first_messages.h"
 #include "processes/c10d/group_links.h"
 #include "processes/job/job.h"
 

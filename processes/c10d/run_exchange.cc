@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "processes/c10d/call_slots.h"
+#include "processes/c10d/first_messages.h"
 #include "processes/c10d/packed_exchange.h"
 #include "processes/c10d/staged_call.h"
 
@@ -19,7 +19,7 @@ struct Exchange {
   std::weak_ptr<CallsUnderWay> calls;
   std::optional<CallMark> mark;
   std::shared_ptr<PackedExchange> packed;
-  std::optional<CallSlots> slots;
+  std::optional<FirstMessages> first;
 };
 using ExchangePtr = std::shared_ptr<Exchange>;
 
@@ -32,21 +32,21 @@ c10::intrusive_ptr<c10d::Work> start_packed(const ExchangePtr& exchange) {
   return work;
 }
 
-c10::intrusive_ptr<c10d::Work> start_slots(const ExchangePtr& exchange) {
-  CallSlots& slots = exchange->slots.emplace(*exchange->mark, *exchange->packed);
+c10::intrusive_ptr<c10d::Work> start_first_messages(const ExchangePtr& exchange) {
+  FirstMessages& first = exchange->first.emplace(*exchange->mark, *exchange->packed);
   std::vector<int64_t> even;
-  return start_alone([&] { return exchange->backend->alltoall_base(slots.receive, slots.send, even, even); });
+  return start_alone([&] { return exchange->backend->alltoall_base(first.receive, first.send, even, even); });
 }
 
-// Null where the slots held all.
+// Null where the first messages held all.
 c10::intrusive_ptr<c10d::Work> start_rest(const ExchangePtr& exchange) {
   const auto calls = exchange->calls.lock();
   TORCH_CHECK(calls != nullptr, "the world has ended");
   PackedExchange& packed = *exchange->packed;
-  exchange->slots->check(calls->job(), *exchange->mark, packed);
-  const bool all = exchange->slots->hold_all();
-  if (all) exchange->slots->copy_to(packed);
-  exchange->slots.reset();
+  exchange->first->check(calls->job(), *exchange->mark, packed);
+  const bool all = exchange->first->hold_all();
+  if (all) exchange->first->copy_to(packed);
+  exchange->first.reset();
   if (!all) return start_packed(exchange);
   packed.send = at::Tensor();
   return {};
@@ -66,7 +66,7 @@ void add_stages(
   const bool checked = exchange->mark.has_value();
   stages.push_back([exchange, checked, before = std::move(before)] {
     before();
-    return checked ? start_slots(exchange) : start_packed(exchange);
+    return checked ? start_first_messages(exchange) : start_packed(exchange);
   });
   if (checked) stages.push_back([exchange] { return start_rest(exchange); });
 }

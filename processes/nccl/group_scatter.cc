@@ -57,7 +57,7 @@ bool GroupScatter::form(const RankSlots& slots, const RankPieces& outputs, Reduc
   return true;
 }
 
-void GroupScatter::call(Clique::Part& part, const RankSlots& slots, const RankPieces& inputs, RankTensors& keep) {
+void GroupScatter::call(NcclComms::Part& part, const RankSlots& slots, const RankPieces& inputs, RankTensors& keep) {
   const int64_t unit = reduction->carrier == Carrier::kAsReal ? 2 : 1;
   int64_t total = 0;
   for (int64_t count : counts) total += count;

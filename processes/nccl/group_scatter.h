@@ -6,7 +6,7 @@
 
 #include "comm/backend_capabilities.h"
 #include "comm/communicator.h"
-#include "processes/nccl/clique.h"
+#include "processes/nccl/nccl_comms.h"
 
 namespace dtensor::internal {
 
@@ -20,7 +20,7 @@ struct GroupScatter {
   bool form(const RankSlots& slots, const RankPieces& outputs, ReduceOp op);
   // Adds the calls to `part`, and to `keep` what they read. One reduce_scatter where all get as much, else one reduce
   // for each. REQUIRES: form().
-  void call(Clique::Part& part, const RankSlots& slots, const RankPieces& inputs, RankTensors& keep);
+  void call(NcclComms::Part& part, const RankSlots& slots, const RankPieces& inputs, RankTensors& keep);
   // After the calls: writes the results to their places. Does nothing without call().
   void unpack(const RankSlots& slots, const RankPieces& outputs) const;
 

@@ -21,7 +21,7 @@
 #include <functional>
 #include <vector>
 
-#include "dtensor/dispatch/internal/same_draws.h"
+#include "dtensor/dispatch/internal/rewind_generator.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/tensor/representation.h"
@@ -192,7 +192,7 @@ TEST_CASE("ranks draw the same from a generator of a device, which advances once
   const at::Generator given = at::make_generator<Counter>(0);
   std::vector<uint64_t> draws;
   const auto call_on_ranks = [&] {
-    SameDraws same;
+    RewindGenerator same;
     for (int rank = 0; rank < 2; ++rank) {
       torch::jit::Stack stack = {at::full({2}, 0.5), given};
       same.run(op, c10::Device(c10::DeviceType::CPU), stack,

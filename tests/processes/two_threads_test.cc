@@ -18,7 +18,7 @@
 namespace dtensor {
 namespace {
 
-// Large enough for an all-reduce in two exchanges, each with slots of its own before it.
+// Large enough for an all-reduce in two exchanges, each with first messages of its own.
 at::Tensor large_values(int64_t k) { return at::arange(1000 * 16, at::kDouble).view({1000, 16}).mul(k + 1); }
 
 at::Tensor large_partial(const DeviceMesh& mesh, int64_t k) {

@@ -1,4 +1,4 @@
-#include "dtensor/views/view_store.h"
+#include "dtensor/views/write_back_exchange.h"
 
 #include <ATen/ops/empty.h>
 

@@ -20,9 +20,9 @@
 #include "comm/packed_blocks.h"
 #include "comm/reduce_in_order.h"
 #include "processes/nccl/carriers.h"
-#include "processes/nccl/clique.h"
 #include "processes/nccl/functions.h"
 #include "processes/nccl/group_scatter.h"
+#include "processes/nccl/nccl_comms.h"
 
 namespace dtensor::internal {
 namespace {
@@ -51,7 +51,7 @@ class LocalNcclCommunicator final : public Communicator {
       const auto run = run_at(messages, begin);
       begin += run.size();
       const int64_t sender = run[0].sender, receiver = run[0].receiver;
-      Clique::Part* part = sender == receiver ? nullptr : launch.part_of(sender);
+      NcclComms::Part* part = sender == receiver ? nullptr : launch.part_of(sender);
       if (part == nullptr) {
         copies.insert(copies.end(), run.begin(), run.end());
       } else {
@@ -89,7 +89,7 @@ class LocalNcclCommunicator final : public Communicator {
     }
     std::vector<Message> copies;
     for (auto& [first, group] : groups) {
-      Clique::Part* part = launch.part_of(first);
+      NcclComms::Part* part = launch.part_of(first);
       if (part == nullptr || !group.form(slots, outputs, op)) {
         for (const auto& run : group.runs) copies.insert(copies.end(), run.begin(), run.end());
       } else {
@@ -120,7 +120,7 @@ class LocalNcclCommunicator final : public Communicator {
     for (size_t i = 0; i < results.size(); ++i) {
       const auto& members = members_of(call, call.ranks[i]);
       if (members[0] != call.ranks[i]) continue;
-      Clique::Part* part = launch.part_of(members[0]);
+      NcclComms::Part* part = launch.part_of(members[0]);
       for (size_t k = 0; k < inputs[i].size(); ++k) {
         const at::Tensor& like = inputs[i][k];
         const Reduction form = reduction_by(CommBackend::kNcclLocal, Collective::kAllReduce, like.scalar_type(), op);
@@ -160,24 +160,24 @@ class LocalNcclCommunicator final : public Communicator {
     return call.group->members[call.group->group_of[rank]];
   }
 
-  // The calls of one collective, by clique.
+  // The calls of one collective, by NcclComms.
   struct Launch {
     LocalNcclCommunicator& communicator;
     const CommCall& call;
     Collective collective;
     RankTensors keep =
         {};  // buffers that the calls read; freed memory is used again after them, in the order of the stream
-    std::vector<Clique::Part> parts = {};
+    std::vector<NcclComms::Part> parts = {};
     std::map<int64_t, size_t> part_of_group = {};
 
     // The part of the group of `rank`; null if it uses copies. Valid until the next call.
-    Clique::Part* part_of(int64_t rank) {
+    NcclComms::Part* part_of(int64_t rank) {
       const int64_t group = call.group->group_of[rank];
       auto it = part_of_group.find(group);
       if (it == part_of_group.end()) {
-        Clique* clique = communicator.clique_of(call.group->members[group], *this);
-        it = part_of_group.emplace(group, clique == nullptr ? SIZE_MAX : parts.size()).first;
-        if (clique != nullptr) parts.push_back({clique, {}});
+        NcclComms* comms = communicator.comms_of(call.group->members[group], *this);
+        it = part_of_group.emplace(group, comms == nullptr ? SIZE_MAX : parts.size()).first;
+        if (comms != nullptr) parts.push_back({comms, {}});
       }
       return it->second == SIZE_MAX ? nullptr : &parts[it->second];
     }
@@ -197,7 +197,7 @@ class LocalNcclCommunicator final : public Communicator {
     }
 
     void go() {
-      if (!parts.empty()) Clique::launch(absl::MakeSpan(parts), [this] { return what(); });
+      if (!parts.empty()) NcclComms::launch(absl::MakeSpan(parts), [this] { return what(); });
     }
   };
 
@@ -209,7 +209,7 @@ class LocalNcclCommunicator final : public Communicator {
 
   // Adds the calls that bring `run`, all messages of one sender to one receiver, from tensors of `from` to those of
   // `to`.
-  static void send_and_receive(Launch& launch, Clique::Part& part, absl::Span<const Message> run,
+  static void send_and_receive(Launch& launch, NcclComms::Part& part, absl::Span<const Message> run,
                                const RankTensors& from, const RankTensors& to, std::vector<Arrival>& arrivals) {
     const Message& first = run[0];
     int64_t bytes = 0;
@@ -251,25 +251,25 @@ class LocalNcclCommunicator final : public Communicator {
   }
 
   // Null if two members share a device, or there is only one.
-  Clique* clique_of(const std::vector<int64_t>& members, const Launch& launch) {
+  NcclComms* comms_of(const std::vector<int64_t>& members, const Launch& launch) {
     std::vector<int> devices;
     for (int64_t rank : members) devices.push_back(device(rank).index());
     std::vector<int> sorted = devices;
     std::sort(sorted.begin(), sorted.end());
     if (sorted.size() < 2 || std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) return nullptr;
     std::lock_guard lock(mutex_);
-    auto& clique = cliques_[devices];
-    if (clique == nullptr) {
-      clique = std::make_unique<Clique>(
+    auto& comms = comms_[devices];
+    if (comms == nullptr) {
+      comms = std::make_unique<NcclComms>(
           std::move(devices), absl::StrCat(std::string(to_string(launch.collective)), " over ", launch.call.group->name,
                                            ": connecting the devices of ranks ", absl::StrJoin(members, ", ")));
     }
-    return clique.get();
+    return comms.get();
   }
 
   std::mutex mutex_;
-  std::map<std::vector<int>, std::unique_ptr<Clique>>
-      cliques_;  // by devices in the order of the group; guarded by mutex_
+  std::map<std::vector<int>, std::unique_ptr<NcclComms>>
+      comms_;  // by devices in the order of the group; guarded by mutex_
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "processes/c10d/mismatch.h"
+#include "processes/c10d/call_mismatch.h"
 
 #include <c10/util/Exception.h>
 

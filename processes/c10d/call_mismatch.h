@@ -1,8 +1,8 @@
 // Detects that ranks do not call the same collectives, before they exchange mismatched data.
 //
 // DTENSOR_DEBUG=detail: before each collective the ranks of its group compare their calls. info (the default): on CPU
-// they compare them with the first message of each collective (call_slots.h); on GPUs a running hash of all calls, at
-// every 64th call of a group and at barriers, so that a mismatch that went by unnoticed still becomes an error. off:
+// they compare them with the first messages of each collective (first_messages.h); on GPUs a running hash of all calls,
+// at every 64th call of a group and at barriers, so that a mismatch that went by unnoticed still becomes an error. off:
 // nothing is compared.
 #pragma once
 

@@ -1,4 +1,4 @@
-#include "processes/nccl/clique.h"
+#include "processes/nccl/nccl_comms.h"
 
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -14,7 +14,7 @@
 
 namespace dtensor::internal {
 
-struct Clique::State {
+struct NcclComms::State {
   std::vector<int> devices;
   std::vector<ncclComm_t> comms;  // by position
   std::vector<std::set<cudaStream_t>>
@@ -101,7 +101,7 @@ void destroy_all(std::vector<ncclComm_t>& comms) {
 
 }  // namespace
 
-Clique::Clique(std::vector<int> devices, const std::string& what) : state_(std::make_unique<State>()) {
+NcclComms::NcclComms(std::vector<int> devices, const std::string& what) : state_(std::make_unique<State>()) {
   state_->devices = std::move(devices);
   const size_t n = state_->devices.size();
   state_->streams.resize(n);
@@ -114,7 +114,7 @@ Clique::Clique(std::vector<int> devices, const std::string& what) : state_(std::
   state_->comms = std::move(comms);
 }
 
-Clique::~Clique() {
+NcclComms::~NcclComms() {
   // Communicators that could not be destroyed in time. Never destroyed itself: a world may end after main.
   static auto* left = new std::vector<std::unique_ptr<State>>;
   try {
@@ -139,11 +139,11 @@ Clique::~Clique() {
   }
 }
 
-void Clique::launch(absl::Span<Part> parts, const std::function<std::string()>& what) {
+void NcclComms::launch(absl::Span<Part> parts, const std::function<std::string()>& what) {
   std::lock_guard lock(launch_mutex());
   ncclResult_t result = ncclSuccess;
   for (Part& part : parts) {
-    State& state = *part.clique->state_;
+    State& state = *part.comms->state_;
     TORCH_CHECK_WITH(DistBackendError, state.failure.empty(), what(),
                      ": these GPUs cannot communicate after an earlier failure, \"", state.failure,
                      "\"; make a new world");
@@ -153,7 +153,7 @@ void Clique::launch(absl::Span<Part> parts, const std::function<std::string()>& 
     std::vector<std::pair<const NcclCall*, std::pair<ncclComm_t, cudaStream_t>>>
         calls;  // nothing may throw within NCCL's group
     for (Part& part : parts) {
-      State& state = *part.clique->state_;
+      State& state = *part.comms->state_;
       for (const NcclCall& call : part.calls) {
         const auto device = static_cast<c10::DeviceIndex>(state.devices[call.position]);
         cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device).stream();
@@ -162,7 +162,7 @@ void Clique::launch(absl::Span<Part> parts, const std::function<std::string()>& 
       }
     }
     if (calls.empty()) return;
-    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(parts[0].clique->state_->devices[0]));
+    const c10::cuda::CUDAGuard guard(static_cast<c10::DeviceIndex>(parts[0].comms->state_->devices[0]));
     result = ncclGroupStart();
     if (result == ncclSuccess) {
       for (const auto& [call, place] : calls) {
@@ -177,7 +177,7 @@ void Clique::launch(absl::Span<Part> parts, const std::function<std::string()>& 
     throw_nccl_error(what(), result);
   } catch (const c10::Error& e) {
     for (Part& part : parts) {
-      State& state = *part.clique->state_;
+      State& state = *part.comms->state_;
       state.failure = e.what_without_backtrace();
       abort_all(state.comms);
     }

@@ -1,6 +1,6 @@
-// The first message of each collective on CPU, before any data whose size only the sender knows: of a fixed size, to
-// every other member of the group, with a fingerprint of the call and the number of bytes that will follow. It contains
-// small parts, so that they need no further message. Internal to the communicator.
+// The first messages of each collective on CPU, before any data whose size only the sender knows: of a fixed size, to
+// every other member of the group, with a fingerprint of the call and the number of bytes that will follow. They
+// contain small parts, so that these need no further message. Internal to the communicator.
 //
 // A backend that gets more or fewer bytes than it expects may end the process; this detects the mismatch first.
 #pragma once
@@ -26,10 +26,10 @@ struct CallMark {
   uint64_t fingerprint = 0;
 };
 
-class CallSlots {
+class FirstMessages {
  public:
-  // The parts of `packed`, as far as slots can hold them: nothing if a part is too large.
-  CallSlots(const CallMark& mark, const PackedExchange& packed);
+  // The parts of `packed`, as far as messages can hold them: nothing if a part is too large.
+  FirstMessages(const CallMark& mark, const PackedExchange& packed);
 
   // For an alltoall_base of even parts.
   at::Tensor send, receive;
@@ -37,7 +37,7 @@ class CallSlots {
   // Call when `receive` has arrived. Errors, the same on all ranks, which end the job: the ranks make different calls,
   // or one sends other bytes than another expects; the text names both and blames the rank in the minority.
   void check(Job& job, const CallMark& mark, const PackedExchange& packed) const;
-  // Whether every part of every member came with the slots; else all members exchange them now. REQUIRES: check().
+  // Whether every part of every member came with the messages; else all members exchange them now. REQUIRES: check().
   bool hold_all() const;
   // REQUIRES: hold_all().
   void copy_to(PackedExchange& packed) const;

@@ -18,7 +18,7 @@ namespace dtensor::internal {
 struct NcclCall {
   enum class Kind : uint8_t { kSend, kReceive, kAllReduce, kReduceScatter, kReduce };
   Kind kind = Kind::kSend;
-  int64_t position = 0;  // of the device in its clique
+  int64_t position = 0;  // of the device among those connected
   const void* from = nullptr;
   void* to = nullptr;
   size_t count = 0;
@@ -27,26 +27,26 @@ struct NcclCall {
   int peer = 0;  // the other end of a message; for a reduce, the receiver
 };
 
-class Clique {
+class NcclComms {
  public:
-  // `devices`: CUDA indices, all different. `what`: the user of the clique, for errors. Waits until NCCL has connected
+  // `devices`: CUDA indices, all different. `what`: their user, for errors. Waits until NCCL has connected
   // them. Errors (c10::DistBackendError): NCCL's, with its text.
-  Clique(std::vector<int> devices, const std::string& what);
+  NcclComms(std::vector<int> devices, const std::string& what);
   // Neither throws nor waits: kernels still running on a device continue, and their communicators stay until a later
   // destructor finds them done.
-  ~Clique();
-  Clique(const Clique&) = delete;
-  Clique& operator=(const Clique&) = delete;
+  ~NcclComms();
+  NcclComms(const NcclComms&) = delete;
+  NcclComms& operator=(const NcclComms&) = delete;
 
   // Everything that the calls of one collective need.
   struct Part {
-    Clique* clique = nullptr;
+    NcclComms* comms = nullptr;
     std::vector<NcclCall> calls;
   };
   // Puts all calls of all parts on the current streams of their devices, as one group; returns without waiting for
   // them.
   // Errors (c10::DistBackendError) "WHAT(): NCCL failed: ...": NCCL's, also of earlier calls, which it finds while they
-  // run. After one the clique is of no use, and says so.
+  // run. After one the communicators are of no use, and say so.
   static void launch(absl::Span<Part> parts, const std::function<std::string()>& what);
 
  private:

@@ -1,4 +1,4 @@
-#include "processes/c10d/call_slots.h"
+#include "processes/c10d/first_messages.h"
 
 #include <ATen/ops/empty.h>
 
@@ -6,24 +6,24 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "processes/c10d/mismatch.h"
+#include "processes/c10d/call_mismatch.h"
 
 namespace dtensor::internal {
 namespace {
 
-// A part of up to 1000 bytes costs one message, as it does without slots.
-constexpr int64_t kSlot = 1024;
+// A part of up to 1000 bytes costs one message, as it does without this.
+constexpr int64_t kMessageBytes = 1024;
 
 struct Header {
   uint64_t fingerprint;
   int64_t bytes;  // from this sender to this receiver
-  int64_t large;  // 1: some part of the sender's does not fit a slot
+  int64_t large;  // 1: some part of the sender's does not fit a message
 };
-constexpr int64_t kRoom = kSlot - static_cast<int64_t>(sizeof(Header));
+constexpr int64_t kRoom = kMessageBytes - static_cast<int64_t>(sizeof(Header));
 
-Header header_at(const at::Tensor& slots, int64_t position) {
+Header header_at(const at::Tensor& messages, int64_t position) {
   Header header;
-  std::memcpy(&header, slots.const_data_ptr<uint8_t>() + position * kSlot, sizeof header);
+  std::memcpy(&header, messages.const_data_ptr<uint8_t>() + position * kMessageBytes, sizeof header);
   return header;
 }
 
@@ -33,24 +33,24 @@ bool fits(const std::vector<int64_t>& bytes) {
 
 }  // namespace
 
-CallSlots::CallSlots(const CallMark& mark, const PackedExchange& packed) {
+FirstMessages::FirstMessages(const CallMark& mark, const PackedExchange& packed) {
   const auto n = static_cast<int64_t>(mark.members.size());
-  send = at::empty({n * kSlot}, at::kByte);
-  receive = at::empty({n * kSlot}, at::kByte);
+  send = at::empty({n * kMessageBytes}, at::kByte);
+  receive = at::empty({n * kMessageBytes}, at::kByte);
   const bool all = fits(packed.send_bytes) && fits(packed.receive_bytes);
-  uint8_t* slot = send.mutable_data_ptr<uint8_t>();
+  uint8_t* message = send.mutable_data_ptr<uint8_t>();
   const uint8_t* data = packed.send.const_data_ptr<uint8_t>();
-  for (int64_t p = 0; p < n; ++p, slot += kSlot) {
+  for (int64_t p = 0; p < n; ++p, message += kMessageBytes) {
     const Header header{mark.fingerprint, packed.send_bytes[p], all ? 0 : 1};
-    std::memcpy(slot, &header, sizeof header);
+    std::memcpy(message, &header, sizeof header);
     const int64_t bytes = all ? packed.send_bytes[p] : 0;
-    if (bytes > 0) std::memcpy(slot + sizeof header, data, bytes);
-    std::memset(slot + sizeof header + bytes, 0, kRoom - bytes);  // no memory of this process leaves it by chance
+    if (bytes > 0) std::memcpy(message + sizeof header, data, bytes);
+    std::memset(message + sizeof header + bytes, 0, kRoom - bytes);  // no memory of this process leaves it by chance
     data += bytes;
   }
 }
 
-void CallSlots::check(Job& job, const CallMark& mark, const PackedExchange& packed) const {
+void FirstMessages::check(Job& job, const CallMark& mark, const PackedExchange& packed) const {
   const auto n = static_cast<int64_t>(mark.members.size());
   std::vector<int64_t> fingerprints(n);
   for (int64_t p = 0; p < n; ++p) fingerprints[p] = static_cast<int64_t>(header_at(receive, p).fingerprint);
@@ -72,18 +72,18 @@ void CallSlots::check(Job& job, const CallMark& mark, const PackedExchange& pack
   job.check();
 }
 
-bool CallSlots::hold_all() const {
-  for (int64_t p = 0; p < receive.numel() / kSlot; ++p) {
+bool FirstMessages::hold_all() const {
+  for (int64_t p = 0; p < receive.numel() / kMessageBytes; ++p) {
     if (header_at(receive, p).large != 0) return false;
   }
   return true;
 }
 
-void CallSlots::copy_to(PackedExchange& packed) const {
+void FirstMessages::copy_to(PackedExchange& packed) const {
   uint8_t* to = packed.receive.mutable_data_ptr<uint8_t>();
   for (size_t p = 0; p < packed.receive_bytes.size(); ++p) {
     const int64_t bytes = packed.receive_bytes[p];
-    if (bytes > 0) std::memcpy(to, receive.const_data_ptr<uint8_t>() + p * kSlot + sizeof(Header), bytes);
+    if (bytes > 0) std::memcpy(to, receive.const_data_ptr<uint8_t>() + p * kMessageBytes + sizeof(Header), bytes);
     to += bytes;
   }
 }

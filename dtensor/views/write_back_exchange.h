@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "comm/comm_call.h"
-#include "dtensor/layout_cache/cached_facts.h"
+#include "dtensor/layout_cache/ghost_region.h"
 #include "plan/limits.h"
 #include "plan/spec.h"
 
