@@ -10,20 +10,15 @@
 #include "dtensor/gradients/bucket_settings.h"
 #include "dtensor/gradients/leaf_group.h"
 #include "dtensor/tensor/representation.h"
-#include "plan/largest_part.h"
 
 namespace dtensor {
 using namespace internal;
 
 namespace {
 
-constexpr char kSetBuckets[] = "[set_gradient_buckets] ";
+static_assert(BucketSettings().max_bytes == kDefaultGradientBucketBytes);
 
-struct GradientBuckets {
-  std::mutex mutex;
-  BucketSettings settings{kDefaultGradientBucketBytes};
-  std::vector<std::weak_ptr<const LeafGroup>> in_order;  // each belongs to its parameters
-};
+constexpr char kSetBuckets[] = "[set_gradient_buckets] ";
 
 void check_order(const World& world, const std::vector<at::Tensor>& order) {
   absl::flat_hash_set<const c10::TensorImpl*> seen;
@@ -102,20 +97,5 @@ void limit_gradient_bucket_bytes(const World& world, int64_t bytes) {
 }
 
 int64_t gradient_bucket_bytes(const World& world) { return bucket_settings(world).max_bytes; }
-
-namespace internal {
-
-BucketSettings bucket_settings(const World& world) {
-  auto& buckets = world.attachment<GradientBuckets>();
-  std::lock_guard lock(buckets.mutex);
-  return buckets.settings;
-}
-
-int64_t bytes_in_bucket(const at::Tensor& t) {
-  const Spec& spec = *spec_of(t);
-  return largest_part_bytes(spec.meta(), Layout(spec.mesh(), spec.placements()));
-}
-
-}  // namespace internal
 
 }  // namespace dtensor

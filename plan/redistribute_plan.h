@@ -103,11 +103,4 @@ struct Route {
   void add_up();  // sets the totals from the steps
 };
 
-namespace internal {
-
-// An empty schedule. Implemented next to the executor.
-std::shared_ptr<RedistributePlan::Schedule> make_schedule_slot();
-
-}  // namespace internal
-
 }  // namespace dtensor

@@ -11,6 +11,7 @@
 #include "plan/memo.h"
 #include "plan/search/mesh_steps.h"
 #include "plan/search/step_search.h"
+#include "plan/transfer/schedule.h"
 #include "plan/transfer/transfer.h"
 
 namespace dtensor {

@@ -113,7 +113,7 @@ def cycle_faults(includes, part_of):
         here = part_of(path)
         for target in targets:
             there = part_of(target)
-            if path != UMBRELLA and folder_of(target) in LAYERS and here and there and here != there:
+            if path != UMBRELLA and folder_of(target) in LAYERS + PROGRAMS and here and there and here != there:
                 graph[here].add(there)
     index, low, stack, faults = {}, {}, [], []
 

@@ -38,6 +38,9 @@ struct PlanSchedule {
 // The owned ranks of a layout, in the order of their tensors: mesh.local_ranks(); of boxes, all that the process owns.
 const std::vector<int64_t>& owned_ranks(const Layout& layout);
 
+// Without a schedule yet: RedistributePlan::schedule of a new plan.
+std::shared_ptr<RedistributePlan::Schedule> make_schedule_slot();
+
 // Cached with the plan, unless it is very long. Thread-safe.
 std::shared_ptr<const PlanSchedule> schedule_of(const RedistributePlan& plan);
 

@@ -13,6 +13,7 @@
 #include "plan/redistribute_planner.h"
 #include "plan/search/mesh_steps.h"
 #include "plan/search/step_pricer.h"
+#include "plan/transfer/schedule.h"
 #include "plan/transfer/transfer.h"
 
 namespace dtensor {

@@ -14,6 +14,7 @@
 #include "mesh/memory_meter.h"
 #include "placement/parse_placements.h"
 #include "plan/redistribute_planner.h"
+#include "plan/transfer/schedule.h"
 #include "tests/dtensor/layout_oracle.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/long_tests.h"

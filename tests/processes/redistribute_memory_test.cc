@@ -15,6 +15,7 @@
 #include "dtensor/redistribution/internal/executor.h"
 #include "placement/geometry.h"
 #include "plan/redistribute_planner.h"
+#include "plan/transfer/schedule.h"
 #include "tests/processes/job_world.h"
 #include "tests/testing/allocated_memory.h"
 #include "tests/testing/catch_torch.h"

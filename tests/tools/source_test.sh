@@ -41,6 +41,10 @@ says "include one another in a circle: ops/halo/, ops/views/"
 plant ops/halo/exchange.cc ''
 plant examples/train.cc '#include "ops/halo/plan.h"'
 says "examples/train.cc: includes ops/halo/plan.h, which is not for programs"
+plant examples/train.cc '#include "examples/model.h"'
+plant examples/model.h '#include "examples/train.h"'
+plant examples/train.h '#pragma once'
+says "include one another in a circle: examples/model, examples/train"
 rm -r "$tree/ops" "$tree/examples"
 plant mesh/mesh.h '#pragma once'
 plant mesh/mesh.h 'namespace dtensor {' 'class World;' 'struct MeshCall {' '  int ranks;' '};' '}  // namespace dtensor'

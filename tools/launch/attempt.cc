@@ -12,7 +12,7 @@
 #include <cstdio>
 #include <initializer_list>
 
-#include "tools/launch/job.h"
+#include "tools/launch/clean_up.h"
 
 namespace dtensor::launch {
 namespace {

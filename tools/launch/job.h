@@ -15,11 +15,4 @@ namespace dtensor::launch {
 // blocked, and forwarded to the ranks, which begin with `rank_mask`.
 int run_job(const Options& options, pid_t parent, const sigset_t& signals, const sigset_t& rank_mask);
 
-// Kills and awaits this process's children, and their children where this process is a subreaper.
-void stop_children();
-// With the files in it.
-void remove_folder(const std::string& folder);
-// "launch: WHAT: what errno says", and exit code 1.
-[[noreturn]] void die(const std::string& what);
-
 }  // namespace dtensor::launch

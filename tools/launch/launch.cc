@@ -17,6 +17,7 @@
 #include <cerrno>
 #include <cstdio>
 
+#include "tools/launch/clean_up.h"
 #include "tools/launch/job.h"
 #include "tools/launch/options.h"
 #include "tools/launch/output.h"
