@@ -249,20 +249,50 @@ Picoseconds Pricer::reduction(const TensorMeta& meta, const Placements& placemen
   return placements[d].is_partial() ? collective(kind, d, local_bytes(meta, placements)) : 0;
 }
 
-// A Partial result implies a later reduction. Along a mesh dim it is part of the price
-//   * as a reduce-scatter, if a sharded input moves for it: to another dim (the k-split of a matmul), or to all ranks
-//     (indices, for the rows of a table, or a column-parallel weight for the result of a row-parallel layer): inputs
-//     that were sharded are expected to give sharded results;
-//   * as an all-reduce, if an input is sharded for it that was not;
-//   * likewise if an input that was Partial stays so, and the deferral is useless: another input is gathered to be
-//     added to it, or is reduced in this call anyway; a number is scaled by another, or a minimum or maximum shifted,
-//     as these are usually read more than once (a sum may still be added to other sums, as of losses); or it is
-//     multiplied by a tensor, and the product costs more to reduce than the input. If factors are read again, an equal
-//     cost is enough: the next operator reads the same input reduced. For views no deferral is useless.
 bool Pricer::defers_past_product(Picoseconds now, Picoseconds later) const {
   return problem_.call.context.partial_inputs_reused ? later < now : later <= now;
 }
 
+Pricer::InputsOfPartial Pricer::inputs_of_partial(const Strategy& s, int64_t d) const {
+  InputsOfPartial in;
+  for (const Group& g : groups_) {
+    const Spec& spec = *problem_.call.inputs[g.input];
+    const Placement &given = problem_.given(g.input, d), &taken = s.inputs[g.input][d];
+    in.moves = in.moves || (given.is_sharded() && !taken.is_partial() && given != taken);
+    in.fills = in.fills || (given.is_sharded() && taken.is_partial());
+    in.reduces = in.reduces || (given.is_partial() && !taken.is_partial());
+    in.scaled = in.scaled || (taken.is_replicate() && !spec.meta().wrapped_number);
+    in.multiplied = in.multiplied || (taken.is_replicate() && spec.meta().numel() > 1);
+    in.are_numbers = in.are_numbers && spec.meta().numel() == 1;
+    in.extreme = taken.is_partial() && (taken.reduce_op() == ReduceOp::kMin || taken.reduce_op() == ReduceOp::kMax);
+    if (!taken.is_partial()) continue;
+    in.reduction += g.count * reduction(spec.meta(), spec.placements(), d);
+    in.elements = std::max(in.elements, spec.meta().numel());
+  }
+  return in;
+}
+
+// A Partial that stays Partial is reduced later, which takes `later`. That is useless where another input is gathered
+// to be added to it, or is reduced in this call anyway; where a number is scaled by another, or a minimum or maximum
+// shifted, as these are usually read more than once (a sum may still be added to other sums, as of losses); and where
+// it is multiplied by a tensor, and the product costs more to reduce than the input. If factors are read again, an
+// equal cost is enough: the next operator reads the same input reduced. For views no deferral is useless.
+bool Pricer::is_useless_deferral(const InputsOfPartial& in, Picoseconds later) const {
+  if (in.reduction == 0 || problem_.is_view) return false;
+  const auto grows = [&](const auto& meta) { return meta && meta->numel() > in.elements; };
+  const bool is_whole = std::any_of(problem_.metas.tensors.begin(), problem_.metas.tensors.end(), grows);
+  const double at_most = (is_whole ? kMaxPadGrowth : kSizeTolerance) * static_cast<double>(in.reduction);
+  const bool is_dearer =
+      in.multiplied ? !defers_past_product(in.reduction, later) : static_cast<double>(later) > at_most;
+  const bool one_extreme = in.extreme && groups_.size() == 1 && groups_[0].count == 1;
+  return is_dearer || in.fills || in.reduces || (in.are_numbers && (in.scaled || one_extreme));
+}
+
+// A Partial result implies a later reduction. Along a mesh dim it is part of the price
+//   * as a reduce-scatter, if a sharded input moves for it: to another dim (the k-split of a matmul), or to all ranks
+//     (indices, for the rows of a table, or a column-parallel weight for the result of a row-parallel layer): inputs
+//     that were sharded are expected to give sharded results;
+//   * as an all-reduce, if an input is sharded for it that was not, or the deferral is useless.
 Picoseconds Pricer::made_partials(const Strategy& s) const {
   Picoseconds total = 0;
   for (int64_t d = 0; d < problem_.mesh_ndim(); ++d) {
@@ -273,35 +303,12 @@ Picoseconds Pricer::made_partials(const Strategy& s) const {
       to_shards += reduction(*problem_.metas.tensors[o], s.outputs[o], d, Collective::kReduceScatter);
     }
     if (later == 0) continue;
-    bool moves = false, fills = false, reduces = false, is_number = true, scaled = false, multiplied = false;
-    bool is_extreme = false;
-    int64_t elements = 0;  // of the largest input that was Partial and stays so
-    Picoseconds now = 0;   // to reduce these inputs
-    for (const Group& g : groups_) {
-      const Spec& spec = *problem_.call.inputs[g.input];
-      const Placement &given = problem_.given(g.input, d), &taken = s.inputs[g.input][d];
-      moves = moves || (given.is_sharded() && !taken.is_partial() && given != taken);
-      fills = fills || (given.is_sharded() && taken.is_partial());
-      reduces = reduces || (given.is_partial() && !taken.is_partial());
-      scaled = scaled || (taken.is_replicate() && !spec.meta().wrapped_number);
-      multiplied = multiplied || (taken.is_replicate() && spec.meta().numel() > 1);
-      is_number = is_number && spec.meta().numel() == 1;
-      is_extreme = taken.is_partial() && (taken.reduce_op() == ReduceOp::kMin || taken.reduce_op() == ReduceOp::kMax);
-      if (!taken.is_partial()) continue;
-      now += g.count * reduction(spec.meta(), spec.placements(), d);
-      elements = std::max(elements, spec.meta().numel());
-    }
-    const auto grows = [&](const auto& meta) { return meta && meta->numel() > elements; };
-    const bool is_whole = std::any_of(problem_.metas.tensors.begin(), problem_.metas.tensors.end(), grows);
-    const double at_most = (is_whole ? kMaxPadGrowth : kSizeTolerance) * static_cast<double>(now);
-    const bool dearer = multiplied ? !defers_past_product(now, later) : static_cast<double>(later) > at_most;
-    const bool one_extreme = is_extreme && groups_.size() == 1 && groups_[0].count == 1;
-    const bool gains_nothing = dearer || fills || reduces || (is_number && (scaled || one_extreme));
-    const bool deferral_is_useless = now > 0 && gains_nothing && !problem_.is_view;
-    if (moves && !deferral_is_useless) {  // sharded inputs are expected to give sharded results
+    const InputsOfPartial in = inputs_of_partial(s, d);
+    const bool is_useless = is_useless_deferral(in, later);
+    if (in.moves && !is_useless) {
       total += to_shards;
-    } else if (deferral_is_useless || begins_to_shard(s, d)) {
-      total += later + (later == now || reduces ? 1 : 0);
+    } else if (is_useless || begins_to_shard(s, d)) {
+      total += later + (later == in.reduction || in.reduces ? 1 : 0);
     }
   }
   return total;

@@ -103,6 +103,20 @@ class Pricer {
   Picoseconds collective(Collective kind, int64_t d, int64_t bytes) const;
   Picoseconds reduction(const TensorMeta& meta, const Placements& placements, int64_t d,
                         Collective kind = Collective::kAllReduce) const;
+  // The inputs of a strategy with a Partial result, along one mesh dim.
+  struct InputsOfPartial {
+    bool moves = false;         // a sharded one moves to another dim, or to all ranks
+    bool fills = false;         // a sharded one becomes Partial
+    bool reduces = false;       // a Partial one is reduced
+    bool scaled = false;        // one is whole, and no plain number
+    bool multiplied = false;    // one is whole, and has several elements
+    bool are_numbers = true;    // all have one element
+    bool extreme = false;       // the only one is a Partial minimum or maximum
+    int64_t elements = 0;       // of the largest that was Partial and stays so
+    Picoseconds reduction = 0;  // to reduce those that were Partial and stay so
+  };
+  InputsOfPartial inputs_of_partial(const Strategy& s, int64_t d) const;
+  bool is_useless_deferral(const InputsOfPartial& in, Picoseconds later) const;
   Picoseconds made_partials(const Strategy& s) const;
   Picoseconds displaced(const Strategy& s) const;
   // Whether to defer the reduction of a factor, which takes `now`, to its product, where it takes `later`.

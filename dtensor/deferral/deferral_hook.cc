@@ -67,7 +67,8 @@ bool overwrites(const OpInfo& info, c10::ArrayRef<c10::IValue> args, size_t a) {
   return true;
 }
 
-// Whether the result may be deferred: inputs have to move for it, and only the gradient of the leaf needs it.
+// Whether the result may be deferred: inputs have to move for it, and only the gradient of the leaf needs it. The leaf
+// is known in the backward of embedding() and embedding_bag() alone (OpRule::uses_gradient_target).
 bool may_defer(const CallHook::GradientCall& call) {
   const Decision& decision = *call.decision;
   return !call.info.is_view && !call.info.has_outs && call.in.context.mutable_layouts.empty() &&

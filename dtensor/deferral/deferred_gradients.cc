@@ -14,18 +14,19 @@
 namespace dtensor::internal {
 namespace {
 
-struct Everywhere {
+// The deferred gradients of all backwards in progress.
+struct Registry {
   std::mutex mutex;
   std::vector<std::weak_ptr<DeferredGradients>> calls;
 };
-Everywhere& everywhere_known() {
-  static auto* all = new Everywhere;
+Registry& registry() {
+  static auto* all = new Registry;
   return *all;
 }
 
 std::shared_ptr<DeferredGradients> make_deferred_gradients() {
   const auto calls = std::make_shared<DeferredGradients>();
-  Everywhere& all = everywhere_known();
+  Registry& all = registry();
   std::lock_guard lock(all.mutex);
   const auto is_gone = [](const std::weak_ptr<DeferredGradients>& other) { return other.expired(); };
   all.calls.erase(std::remove_if(all.calls.begin(), all.calls.end(), is_gone), all.calls.end());
@@ -103,7 +104,7 @@ std::shared_ptr<DeferredGradients> DeferredGradients::of_backward() {
 }
 
 std::vector<std::shared_ptr<DeferredGradients>> DeferredGradients::all_backwards() {
-  Everywhere& all = everywhere_known();
+  Registry& all = registry();
   std::lock_guard lock(all.mutex);
   std::vector<std::shared_ptr<DeferredGradients>> result;
   for (const auto& known : all.calls) {

@@ -1,5 +1,5 @@
-// Backward operators that only produce a parameter's gradient are deferred, so that their inputs move in one
-// collective. Example: the gradients of eight tables that all need the whole batch.
+// Calls in the backward of embedding() and embedding_bag() that only produce a table's gradient are deferred, so that
+// their inputs move in one collective. Example: the gradients of eight tables that all need the whole batch.
 //
 // The result exists at once, without memory. Reading it (meta_for_read()) computes it first, in a collective call, and
 // so does writing to one of its inputs. Writes by the user to exposed local tensors are not seen: the deferred call

@@ -133,6 +133,17 @@ TEST_CASE("in backward, Partials are reduced for a product of equal size, since 
   CHECK(chosen("mul", square, {1}, true) == "P(sum), R -> P(sum)");
 }
 
+TEST_CASE("a Partial stays Partial in a result of up to three times its size") {
+  const auto chosen = [](int64_t rows_of_result) {
+    const std::vector<int64_t> sizes = {rows_of_result, 1024};
+    return decision(
+        *propagate(OpCall::make("aten::slice_backward", {spec({4}, {4096, 1024}, "P")}, {sizes, 0, 0, 4096, 1})));
+  };
+  CHECK(chosen(4096) == "P(sum) -> P(sum)");
+  CHECK(chosen(11'000) == "P(sum) -> P(sum)");
+  CHECK_THAT(chosen(14'000), Contains("R -> R"));
+}
+
 TEST_CASE("a parameter that moves for sharded tokens also pays for its gradient's way back") {
   const auto chosen = [](const char* rows, int64_t count, std::vector<int> parameters) {
     OpCall call = make("mm", {spec({4}, {count, 256}, rows), spec({4}, {256, 512}, "S(1)")});
