@@ -239,5 +239,20 @@ TEST_CASE("rank summaries: bytes do not grow with the number of ranks", "[ops][m
   }
 }
 
+TEST_CASE("rank summaries: ranks combine parts of the rows where that takes up to 1.25 times as long",
+          "[ops][moments]") {
+  const DeviceMesh mesh(World::abstract(8), {8}, {"tp"});
+  const auto parts_are_combined = [&](int64_t rows) {
+    const at::Tensor x =
+        distribute_tensor(at::empty({rows, 64}, at::TensorOptions(at::kMeta).dtype(at::kFloat)), mesh, {Shard(1)});
+    CommDebugMode comm;
+    x.var(1);
+    return comm.count("all_to_all") == 1;
+  };
+  // By the estimates alone it would be from 15,250 rows on.
+  CHECK(parts_are_combined(11'000));
+  CHECK_FALSE(parts_are_combined(7'000));
+}
+
 }  // namespace
 }  // namespace dtensor::testing
