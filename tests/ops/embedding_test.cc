@@ -258,9 +258,8 @@ TEST_CASE("DE-14: the strategy tables") {
   CHECK(table_of(OpCall::make("aten::embedding", {weight, ids})) ==
         std::set<std::string>{"R <- R, R", "S(2) <- S(1), R", "MaskP(sum, [10, 23], 0) <- S(0), R", "S(0) <- R, S(0)",
                               "S(1) <- R, S(1)"});
-  const std::set<std::string> anywhere = {
-      "R <- R, R",           "S(1) <- S(2), R",    "P(sum) <- S(0), S(0)", "P(sum) <- S(1), S(1)",
-      "P(sum) <- P(sum), R", "P(avg) <- P(avg), R"};
+  const std::set<std::string> anywhere = {"R <- R, R", "S(1) <- S(2), R", "P(sum) <- S(0), S(0)",
+                                          "P(sum) <- S(1), S(1)", "P(sum) <- P(sum), R"};
   OpCall backward = OpCall::make("aten::embedding_dense_backward", {grad, ids}, {10, -1, false});
   CHECK(table_of(backward) == anywhere);
 
@@ -280,6 +279,9 @@ TEST_CASE("DE-14: the strategy tables") {
 
   // Frequencies are those of the whole batch.
   CHECK(table_of(OpCall::make("aten::embedding_dense_backward", {grad, ids}, {10, -1, true})) ==
+        std::set<std::string>{"R <- R, R", "S(1) <- S(2), R", "P(sum) <- P(sum), R"});
+  const auto averaged = grad->with_placements({Partial(ReduceOp::kAvg)});
+  CHECK(table_of(OpCall::make("aten::embedding_dense_backward", {averaged, ids}, {10, -1, true})) ==
         std::set<std::string>{"R <- R, R", "S(1) <- S(2), R", "P(sum) <- P(sum), R", "P(avg) <- P(avg), R"});
 }
 
