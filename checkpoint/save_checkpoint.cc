@@ -177,7 +177,7 @@ void PendingCheckpoint::State::write() noexcept {
   } catch (const std::exception& e) {
     error = message_of(e);
   } catch (...) {
-    error = "the function that is told of the progress threw something that is no std::exception";
+    error = "the progress function threw something that is no std::exception";
   }
   written.store(true);
 }
@@ -224,11 +224,11 @@ std::string PendingCheckpoint::State::collect_files(const DeviceMesh& ranks) {
   if (!error.empty()) mine["error"] = error;
   const auto all = gather_texts(ranks, mine.dump(-1, ' ', false, Json::error_handler_t::replace), kSaveCheckpoint);
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    const Json told = Json::parse(all[rank]);
-    if (told.contains("error"))
-      return (all.size() > 1 ? c10::str("rank ", rank, ": ") : "") + told["error"].get<std::string>();
-    if (!told.contains("files")) continue;
-    for (const auto& [name, file] : told["files"].items())
+    const Json theirs = Json::parse(all[rank]);
+    if (theirs.contains("error"))
+      return (all.size() > 1 ? c10::str("rank ", rank, ": ") : "") + theirs["error"].get<std::string>();
+    if (!theirs.contains("files")) continue;
+    for (const auto& [name, file] : theirs["files"].items())
       manifest.files[name] = {file[0].get<int64_t>(), parse_sums(file[1].get<std::string>(), 1)[0]};
   }
   return "";

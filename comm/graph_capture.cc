@@ -5,7 +5,7 @@
 namespace dtensor::internal {
 namespace {
 
-// Early ones of the LibTorch releases that we build with cannot tell.
+// Early ones of the LibTorch releases that we build with cannot answer that.
 template <typename Streams>
 bool captures(const Streams& streams, c10::Device device) {
   if constexpr (requires { streams.isStreamCapturing(streams.getStream(device)); }) {

@@ -11,7 +11,7 @@ namespace dtensor {
 
 namespace internal {
 
-// The last answer to a question about a number. Thread-safe; a copy knows nothing yet.
+// The last answer to a question about a number. Thread-safe; a copy begins without one.
 class LastAnswer {
  public:
   LastAnswer() = default;

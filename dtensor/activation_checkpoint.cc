@@ -176,7 +176,7 @@ std::unique_ptr<SavedVariableHooks> CheckpointedPart::hooks_of_next() {
   return std::make_unique<Hooks>(shared_from_this(), index, recomputes_);
 }
 
-// ------------------------------------------------------------ the engine that asks for hooks
+// ------------------------------------------------------------ the engine that takes hooks
 
 // LibTorch asks its default engine for the hooks of saved tensors; the one of a C++ program has none. Backward runs in
 // that one all the same, as only the first engine of a process that computes gets threads for devices.

@@ -121,7 +121,8 @@ ExpertCounts gather_counts(const std::vector<at::Tensor>& ids, int64_t num_exper
   return counts;
 }
 
-// Fills in who sends how many rows. Returns the same for each rank's experts: received[i][e][s], from position s.
+// Fills in how many rows each rank sends to each other. Returns the same for each rank's experts: received[i][e][s],
+// from position s.
 ExpertCounts set_exchange(RowExchange& exchange, const ExpertCounts& counts, int64_t num_experts) {
   const Group& group = exchange.mesh.get_group(exchange.mesh_dim);
   ExpertCounts received;

@@ -207,10 +207,10 @@ std::optional<ParallelStyle> style_in_plan(const torch::nn::Module& module, cons
   const auto applied = present_style(module, path);
   const bool given = applied && applied->given() && applied->mesh_dim == mesh_dim;
   const auto lies_as_given = [&](const ParameterPlacement& p) {
-    const auto& said = applied->parameters;
+    const auto& placements = applied->parameters;
     const auto is_p = [&](const ParameterPlacement& s) { return s.name == p.name; };
-    const auto it = std::find_if(said.begin(), said.end(), is_p);
-    return it == said.end() ? p.placement.is_replicate() : it->placement == p.placement;
+    const auto it = std::find_if(placements.begin(), placements.end(), is_p);
+    return it == placements.end() ? p.placement.is_replicate() : it->placement == p.placement;
   };
   if (given && std::all_of(present.begin(), present.end(), lies_as_given)) return applied->style;
   std::erase_if(present, [](const ParameterPlacement& p) { return p.placement.is_replicate(); });

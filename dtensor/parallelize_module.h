@@ -52,7 +52,7 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
                         const ParallelizeOptions& options = {});
 
 // Error (ValueError): styles of the module that no operator followed since parallelize_module() or the last check, with
-// their paths. Call it after a step. Tied modules are told apart by their own tensors: those that share one tensor
+// their paths. Call it after a step. Tied modules are distinguished by their own tensors: those that share one tensor
 // object count as followed together, as do those of which an operator takes a view of the weight, w.t().
 void check_styles_ran(const torch::nn::Module& module);
 

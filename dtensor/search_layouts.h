@@ -14,7 +14,7 @@
 //   std::cout << search.explain();
 //
 // Every choice is tried, each by itself, so the result is exact for the predictions of predict_step.h, and the same
-// at every call. What the program lays out by the choice is the program's: the search knows nothing of models.
+// at every call. What the program lays out by the choice is the program's: the search depends on no model.
 #pragma once
 
 #include <c10/core/DeviceType.h>

@@ -1,5 +1,5 @@
-// Finds the layouts of a model that knows nothing of them: tries parallel styles for its modules, fully_shard() for its
-// layers and sizes of the mesh on imaginary ranks, and keeps what predict_step() says is fastest.
+// Finds the layouts of a model that is written without them: tries parallel styles for its modules, fully_shard() for
+// its layers and sizes of the mesh on imaginary ranks, and keeps what predict_step() says is fastest.
 //
 //   const auto make = [&](const ModelChoice&) -> ModelWithLoss {
 //     auto model = std::make_shared<LlamaImpl>(config);

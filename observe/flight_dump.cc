@@ -31,8 +31,8 @@ constexpr char kVersion[] = "2.10";  // of PyTorch's format
 // By prepare_flight_recorder(); PyTorch's, until a job begins.
 std::atomic<int64_t> timeout_ms{600000};
 
-// PyTorch's readers know collectives by these names, and only with this prefix. What is uneven they would take for a
-// mistake; "coalesced" is what they only compare by name.
+// PyTorch's readers recognise collectives by these names, and only with this prefix. What is uneven they would take for
+// a mistake; "coalesced" is what they only compare by name.
 const char* profiling_name(const FlightRecord& entry, const Json& inputs, const Json& outputs) {
   const auto numel = [](const Json& sizes) {
     int64_t n = 1;

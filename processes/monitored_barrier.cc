@@ -81,8 +81,8 @@ class Barrier {
 
   // The decision, "" if there is none yet; one is made if `late`.
   std::string look(bool late) {
-    if (!said_) store().set(here(n_, job_.rank()), "1");
-    said_ = true;
+    if (!is_posted_) store().set(here(n_, job_.rank()), "1");
+    is_posted_ = true;
     if (store().check({key(n_, "decision")})) return store().get_to_str(key(n_, "decision"));
     if (all_here()) return decide(kPassed);
     return late ? decide(missing_text()) : "";
@@ -117,8 +117,8 @@ class Barrier {
   const int64_t n_;
   const Milliseconds timeout_;
   c10::intrusive_ptr<BoundedStore> store_;
-  bool said_ = false;  // that this rank is here
-  size_t came_ = 0;    // of ranks_, the first that have
+  bool is_posted_ = false;  // that this rank is here
+  size_t came_ = 0;         // of ranks_, the first that have
 };
 
 }  // namespace

@@ -140,7 +140,7 @@ std::optional<OutputMetas> try_elementwise(const OpCall& call) {
   }
 }
 
-// Of other elementwise calls: the dtypes that one element tells.
+// Of other elementwise calls: the dtypes of a run on one element.
 void take_elementwise_dtypes(const OpCall& call, OutputMetas& metas) {
   OutputMetas trial;
   try {

@@ -132,7 +132,7 @@ MetaKernels meta_kernels(const c10::OperatorHandle& op) {
   if (!result.of_aten || !has_meta_kernels_of_python()) return result;
   if (!absl::StartsWith(op.operator_name().name, "aten::")) return result;  // nothing else describes others
   result.of_aten = false;
-  const std::string state = op.dumpState();  // tells where kernels come from, also those that Python's replace
+  const std::string state = op.dumpState();  // has the sources of kernels, also of those that Python's replace
   for (const absl::string_view line : absl::StrSplit(state, '\n')) {
     if (!absl::StartsWith(line, "Meta: ") && !absl::StartsWith(line, "Meta (inactive): ")) continue;
     (absl::StrContains(line, ".py:") ? result.of_python : result.of_aten) = true;

@@ -39,23 +39,23 @@ void check_same(const char* property, const T& a, int64_t rank_a, const T& b, in
 }
 
 // Merges the texts of all ranks, in their order. The same errors everywhere.
-Merged merge(const std::vector<std::string>& said, const ProcessGroup& group) {
+Merged merge(const std::vector<std::string>& rank_texts, const ProcessGroup& group) {
   std::optional<int64_t> first;
   bool recalculate = false;
   Merged merged;
   for (int64_t i = 0; i < group.size(); ++i) {
-    if (said[i].empty()) continue;
+    if (rank_texts[i].empty()) continue;
     const int64_t rank = group.ranks()[i];
-    const ShardedTensorMetadata own = deserialize_metadata(std::string_view(said[i]).substr(1));
+    const ShardedTensorMetadata own = deserialize_metadata(std::string_view(rank_texts[i]).substr(1));
     if (!first) {
       first = rank;
-      recalculate = said[i][0] == kRecalculate;
+      recalculate = rank_texts[i][0] == kRecalculate;
       merged.metadata.size = own.size;
       merged.metadata.tensor_properties = own.tensor_properties;
     }
     const TensorProperties &a = merged.metadata.tensor_properties, &b = own.tensor_properties;
     check_same("global_size", c10::IntArrayRef(merged.metadata.size), *first, c10::IntArrayRef(own.size), rank);
-    check_same("recalculate", recalculate, *first, said[i][0] == kRecalculate, rank);
+    check_same("recalculate", recalculate, *first, rank_texts[i][0] == kRecalculate, rank);
     check_same("dtype", a.dtype, *first, b.dtype, rank);
     check_same("requires_grad", a.requires_grad, *first, b.requires_grad, rank);
     check_same("pin_memory", a.pin_memory, *first, b.pin_memory, rank);
@@ -101,7 +101,7 @@ ShardedTensor init_from_local_shards(RankShards shards, const GlobalSize& sizes,
                     group.to_string(), ", so it cannot know what its ranks have");
   if (options.init_rrefs) check_shard_service(group.world());
   const bool recalculate = std::any_of(sizes.begin(), sizes.end(), [](const auto& s) { return !s.has_value(); });
-  const auto said = exchange_texts(group, "init_from_local_shards", [&](int64_t rank) {
+  const auto rank_texts = exchange_texts(group, "init_from_local_shards", [&](int64_t rank) {
     const auto& own = shards[slot_of(group, rank)];
     if (own.empty()) return std::string();
     ShardedTensorMetadata metadata = metadata_of_local_shards(own, rank, group);
@@ -109,7 +109,7 @@ ShardedTensor init_from_local_shards(RankShards shards, const GlobalSize& sizes,
     for (int64_t size : metadata.size) TORCH_CHECK_VALUE(size >= 0, "a global size must be >= 0, found ", size);
     return (recalculate ? kRecalculate : kAsIs) + serialize(metadata);
   });
-  const Merged merged = merge(said, group);
+  const Merged merged = merge(rank_texts, group);
   validate_non_overlapping(merged.metadata.shards_metadata);
   check_tensor(merged.metadata.shards_metadata, merged.metadata.size);
   take_metadata(shards, group, merged);
@@ -137,7 +137,7 @@ ShardedTensor init_from_local_tensor(const std::vector<at::Tensor>& tensors, con
                     group.owned_ranks().size(), " ranks of this process in ", group.to_string());
   ShardedTensorMetadata metadata = spec->build_metadata(sizes, {});
   RankShards shards(tensors.size());
-  const auto said = exchange_texts(group, "init_from_local_tensor", [&](int64_t rank) {
+  const auto rank_texts = exchange_texts(group, "init_from_local_tensor", [&](int64_t rank) {
     const size_t slot = slot_of(group, rank);
     const at::Tensor& t = tensors[slot];
     TORCH_CHECK_VALUE(!t.defined() || t.is_contiguous(), "local_tensor is not a contiguous Tensor.");
@@ -151,8 +151,9 @@ ShardedTensor init_from_local_tensor(const std::vector<at::Tensor>& tensors, con
     own.tensor_properties = TensorProperties::create_from_tensor(t);
     return serialize(own);
   });
-  const auto one = std::find_if(said.begin(), said.end(), [](const std::string& text) { return !text.empty(); });
-  if (one != said.end()) metadata.tensor_properties = deserialize_metadata(*one).tensor_properties;
+  const auto one =
+      std::find_if(rank_texts.begin(), rank_texts.end(), [](const std::string& text) { return !text.empty(); });
+  if (one != rank_texts.end()) metadata.tensor_properties = deserialize_metadata(*one).tensor_properties;
   return init_from_local_shards_and_global_metadata(std::move(shards), metadata, group, spec, options);
 }
 

@@ -189,30 +189,30 @@ std::vector<TableGroup> groups_by_dtype(const std::vector<TableRequest>& request
   return result;
 }
 
-// The elements that position `holder` sends to position `home`: its columns for the bags there, table after table.
+// The elements that position `holder` sends to position `receiver`: its columns for the bags there, table after table.
 int64_t row_elements(const std::vector<TableRequest>& requests, const TableGroup& group,
-                     const std::vector<RankSizes>& sizes, size_t holder, size_t home) {
+                     const std::vector<RankSizes>& sizes, size_t holder, size_t receiver) {
   int64_t sum = 0;
-  for (size_t t : group) sum += sizes[home][t].bags * requests[t].table.columns_at(static_cast<int64_t>(holder));
+  for (size_t t : group) sum += sizes[receiver][t].bags * requests[t].table.columns_at(static_cast<int64_t>(holder));
   return sum;
 }
 
-// Local rows of the tables of a group, as one rank sends them: one tensor per home.
+// Local rows of the tables of a group, as one rank sends them: one tensor per receiver.
 std::vector<at::Tensor> pack_rows(const std::vector<TableRequest>& requests, const TableGroup& group,
                                   const std::vector<RankSizes>& sizes, const std::vector<at::Tensor>& rows) {
   bool wants_gradient = false;
-  std::vector<std::vector<at::Tensor>> of_home(sizes.size());
+  std::vector<std::vector<at::Tensor>> of_receiver(sizes.size());
   for (size_t k = 0; k < group.size(); ++k) {
     wants_gradient |= requests[group[k]].table.requires_grad;
     int64_t at = 0;
-    for (size_t home = 0; home < sizes.size(); ++home) {
-      const int64_t bags = sizes[home][group[k]].bags;
-      of_home[home].push_back(rows[k].narrow(0, at, bags).reshape(-1));
+    for (size_t receiver = 0; receiver < sizes.size(); ++receiver) {
+      const int64_t bags = sizes[receiver][group[k]].bags;
+      of_receiver[receiver].push_back(rows[k].narrow(0, at, bags).reshape(-1));
       at += bags;
     }
   }
   std::vector<at::Tensor> packed;
-  for (const auto& pieces : of_home) {
+  for (const auto& pieces : of_receiver) {
     at::Tensor piece = at::cat(pieces);
     // A rank without rows of its own takes part in the backward of the others.
     if (wants_gradient && at::GradMode::is_enabled() && !piece.requires_grad()) piece.requires_grad_();
@@ -270,8 +270,8 @@ struct Lookup {
     const size_t ranks = input.sizes.size();
     PieceCounts how{group.mesh(), std::vector<std::vector<int64_t>>(ranks)};
     for (size_t holder = 0; holder < ranks; ++holder) {
-      for (size_t home = 0; home < ranks; ++home) {
-        how.counts[holder].push_back(row_elements(requests, tables, input.sizes, holder, home));
+      for (size_t receiver = 0; receiver < ranks; ++receiver) {
+        how.counts[holder].push_back(row_elements(requests, tables, input.sizes, holder, receiver));
       }
     }
     const RankPieces received = exchange_pieces(local_rows(tables), how, op);

@@ -65,14 +65,14 @@ std::string error_letter_and_text(const std::exception& e) {
 constexpr size_t kMostTexts = 8;
 
 // Throws with the first rank's class and each rank's error, equal texts once.
-void raise_errors(const ProcessGroup& group, std::string_view op, const std::vector<std::string>& said) {
+void raise_errors(const ProcessGroup& group, std::string_view op, const std::vector<std::string>& rank_texts) {
   std::vector<std::pair<std::string, std::vector<int64_t>>> texts;
   char letter = kWell;
-  for (size_t i = 0; i < said.size(); ++i) {
-    if (said[i].empty() || said[i][0] == kWell) continue;
-    if (letter == kWell) letter = said[i][0];
-    auto at = std::find_if(texts.begin(), texts.end(), [&](auto& t) { return t.first == said[i].substr(1); });
-    if (at == texts.end()) at = texts.insert(texts.end(), {said[i].substr(1), {}});
+  for (size_t i = 0; i < rank_texts.size(); ++i) {
+    if (rank_texts[i].empty() || rank_texts[i][0] == kWell) continue;
+    if (letter == kWell) letter = rank_texts[i][0];
+    auto at = std::find_if(texts.begin(), texts.end(), [&](auto& t) { return t.first == rank_texts[i].substr(1); });
+    if (at == texts.end()) at = texts.insert(texts.end(), {rank_texts[i].substr(1), {}});
     at->second.push_back(group.ranks()[i]);
   }
   if (texts.empty()) return;
@@ -124,16 +124,16 @@ std::vector<std::string> exchange_texts(const ProcessGroup& group, std::string_v
       return error_letter_and_text(e);
     }
   };
-  std::vector<std::string> said(group.size());
+  std::vector<std::string> rank_texts(group.size());
   if (group.world().kind() == World::Kind::kProcesses && group.size() > 1) {
     TORCH_INTERNAL_ASSERT(group.owned_ranks().size() == 1);
-    said = gather_texts(group.mesh(), say(group.owned_ranks()[0]), op);
+    rank_texts = gather_texts(group.mesh(), say(group.owned_ranks()[0]), op);
   } else {
-    for (int64_t rank : group.owned_ranks()) said[group.group_rank(rank)] = say(rank);
+    for (int64_t rank : group.owned_ranks()) rank_texts[group.group_rank(rank)] = say(rank);
   }
-  raise_errors(group, op, said);
-  for (std::string& text : said) text.erase(0, 1);
-  return said;
+  raise_errors(group, op, rank_texts);
+  for (std::string& text : rank_texts) text.erase(0, 1);
+  return rank_texts;
 }
 
 void check_on_all_ranks(const ProcessGroup& group, std::string_view op,

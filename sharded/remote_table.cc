@@ -57,7 +57,7 @@ ShardService::ShardService(const World& world, std::vector<std::string> names, s
     if (names.size() < owned.size()) names.push_back("worker" + std::to_string(rank));
     if (ids.size() < owned.size()) ids.push_back(rank);
   }
-  const auto said = exchange_texts(all, "ShardService", [&](int64_t rank) {
+  const auto rank_texts = exchange_texts(all, "ShardService", [&](int64_t rank) {
     const size_t i = std::find(owned.begin(), owned.end(), rank) - owned.begin();
     TORCH_CHECK(current_service(world) == nullptr, "there is a shard service of ", world.name(), " already");
     TORCH_CHECK(names.size() == owned.size() && ids.size() == owned.size(), "names of ", names.size(), " and ids of ",
@@ -65,7 +65,7 @@ ShardService::ShardService(const World& world, std::vector<std::string> names, s
     return std::to_string(ids[i]) + " " + names[i];
   });
   state_->world = world.idle();
-  for (const std::string& text : said) {
+  for (const std::string& text : rank_texts) {
     const size_t space = text.find(' ');
     state_->ids.push_back(std::stoll(text.substr(0, space)));
     state_->names.push_back(text.substr(space + 1));
@@ -118,8 +118,8 @@ void register_shards(const ShardedTensor& t) {
     state.id = table().next++;
     table().tensors.emplace(state.id, &state);
   }
-  const auto said = exchange_texts(state.group, "init_rrefs", [&](int64_t) { return std::to_string(state.id); });
-  for (const std::string& text : said) state.ids.push_back(text.empty() ? -1 : std::stoll(text));
+  const auto rank_texts = exchange_texts(state.group, "init_rrefs", [&](int64_t) { return std::to_string(state.id); });
+  for (const std::string& text : rank_texts) state.ids.push_back(text.empty() ? -1 : std::stoll(text));
 }
 
 void forget_shards(int64_t id) noexcept {

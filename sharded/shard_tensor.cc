@@ -10,11 +10,11 @@ namespace dtensor::sharded {
 namespace {
 
 // Every rank's text, compared with the first rank's.
-void check_agreed(const ProcessGroup& group, const char* what, const std::vector<std::string>& said) {
+void check_agreed(const ProcessGroup& group, const char* what, const std::vector<std::string>& rank_texts) {
   for (int64_t i = 1; i < group.size(); ++i) {
-    if (said[i].empty() || said[0].empty()) continue;  // worlds without data
-    TORCH_CHECK_VALUE(said[i] == said[0], what, "=", said[0], " on rank: ", group.ranks()[0], " does not match with ",
-                      what, "=", said[i], " on rank: ", group.ranks()[i]);
+    if (rank_texts[i].empty() || rank_texts[0].empty()) continue;  // worlds without data
+    TORCH_CHECK_VALUE(rank_texts[i] == rank_texts[0], what, "=", rank_texts[0], " on rank: ", group.ranks()[0],
+                      " does not match with ", what, "=", rank_texts[i], " on rank: ", group.ranks()[i]);
   }
 }
 

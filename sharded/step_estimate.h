@@ -5,8 +5,8 @@
 // bytes, of which a sample takes p (one for a bag):
 //
 //   replicated   the gradient is added up: 2 N (n-1)/n, one all_reduce for all such parameters
-//   otherwise    every rank gets all ids, one all_gather of all tables; rows go back to who asked, one exchange of all
-//                tables; their gradients come back, one exchange. A rank receives
+//   otherwise    every rank gets all ids, one all_gather of all tables; rows go back to the ranks of the ids, one
+//                exchange of all tables; their gradients come back, one exchange. A rank receives
 //     table-wise   b p D where it is not the owner; the owner (n-1) b p D of gradients
 //     row-wise     (n-1) b p D of addends; as much of gradients
 //     column-wise  b p (D less its own columns); (n-1) b p of its own columns of gradients

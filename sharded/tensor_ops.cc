@@ -44,7 +44,7 @@ bool compare(const char* op, const at::Tensor& first, const at::Tensor& second,
   TORCH_CHECK(group == b.process_group(),
               "All distributed tensors should use the same ProcessGroup if used together in an op. Found ",
               group.to_string(), " and ", b.process_group().to_string());
-  const auto said = exchange_texts(group, op, [&](int64_t rank) {
+  const auto rank_texts = exchange_texts(group, op, [&](int64_t rank) {
     const auto &x = a.local_shards(rank), &y = b.local_shards(rank);
     bool equal = a.metadata() == b.metadata() && x.size() == y.size();
     for (size_t i = 0; equal && i < x.size(); ++i)
@@ -52,7 +52,7 @@ bool compare(const char* op, const at::Tensor& first, const at::Tensor& second,
               x[i].tensor.sizes() == y[i].tensor.sizes() && same(x[i].tensor, y[i].tensor);
     return std::string(equal ? "" : "differs");
   });
-  return std::all_of(said.begin(), said.end(), [](const std::string& text) { return text.empty(); });
+  return std::all_of(rank_texts.begin(), rank_texts.end(), [](const std::string& text) { return text.empty(); });
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
 """unity: sources of a folder, compiled several at a time.
 
 Half of the time in which one source compiles goes into what it shares with its neighbours: the headers of this tree, and
-LibTorch's inline functions, which are optimised anew for each. So a generated file includes up to 20 of them:
+LibTorch's inline functions, which are optimised once more for each. So a generated file includes up to 20 of them:
 
     units = unity(name = "ops", srcs = glob(["*.cc"]))
     cc_library(name = "ops", srcs = units.srcs, deps = units.deps + [...])
 
 Names in anonymous namespaces are therefore different in all sources of a package. --define=unity=off compiles each source by
-itself, which is faster for whoever changes one at a time.
+itself, which is faster for a developer who changes one at a time.
 """
 
 load("@rules_cc//cc:defs.bzl", "cc_library")

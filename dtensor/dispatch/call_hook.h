@@ -1,4 +1,4 @@
-// What deferred gradients (deferral/deferred_gradients.h) ask to be called for.
+// Functions that deferred gradients (deferral/deferred_gradients.h) have called around operators.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -102,9 +102,9 @@ class GradientLayoutHook final : public torch::autograd::FunctionPreHook {
       return given;
     }
     const at::Tensor gradient = distributed_gradient(given, meta.spec->mesh());
-    const Layout home(meta.spec->mesh(), meta.spec->placements());
+    const Layout leaf_layout(meta.spec->mesh(), meta.spec->placements());
     const Spec& spec = *spec_of(gradient);
-    const bool is_there = spec.mesh() == home.mesh() && spec.placements() == home.placements();
+    const bool is_there = spec.mesh() == leaf_layout.mesh() && spec.placements() == leaf_layout.placements();
     if (is_there && is_late(gradient) && may_wait_in_bucket()) {
       part_in_the_end(leaf, gradient);
       return gradient.variable_data();

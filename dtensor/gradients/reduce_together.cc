@@ -134,12 +134,12 @@ void reduce_together(const std::vector<at::Tensor>& leaves, const ReduceOptions&
 }
 
 at::Tensor reduce_at_once(const at::Tensor& leaf, const at::Tensor& gradient, const CommCause& cause) {
-  const Layout home(spec_of(leaf)->mesh(), spec_of(leaf)->placements());
+  const Layout leaf_layout(spec_of(leaf)->mesh(), spec_of(leaf)->placements());
   const c10::ScalarType own = spec_of(gradient)->dtype();
   const at::Tensor addends =
       c10::GradMode::is_enabled() ? gradient : cast_parts(gradient, reduction_dtype(leaf, gradient));
   const at::Tensor sum = with_context(context_of({leaf}, cause.op), [&] {
-    return redistribute_as(at::TensorList(&addends, 1), c10::ArrayRef<Layout>(home), cause)[0];
+    return redistribute_as(at::TensorList(&addends, 1), c10::ArrayRef<Layout>(leaf_layout), cause)[0];
   });
   return spec_of(sum)->dtype() == own ? sum : cast_parts(sum, own);
 }

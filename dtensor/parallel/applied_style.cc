@@ -56,7 +56,7 @@ bool governs(const ModuleStyle& module, const AppliedStyle& style, bool lookup) 
 
 // The style that the call follows: one that was given before one that only observes, then the one with most parameters
 // in the call, then the one with most of the tensors themselves, which tied modules may each have. After it those of
-// modules that share its parameters and cannot be told apart from it.
+// modules that share its parameters and cannot be distinguished from it.
 ModuleStyles styles_of_call(std::string_view op, c10::ArrayRef<c10::IValue> args) {
   struct Candidate {
     std::shared_ptr<ModuleStyle> module;

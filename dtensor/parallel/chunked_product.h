@@ -21,7 +21,7 @@ enum class SummedDim : uint8_t { kFirst = 0, kSecond = 1 };
 std::optional<Placements> product_placements(const Placements& rows, const Placements& matrix, SummedDim summed,
                                              int64_t last);
 
-// What all ranks know of one product.
+// How one product is computed, the same on all ranks.
 struct ProductPlan {
   SpecPtr rows;                                     // as they are multiplied, [..., n]
   SpecPtr product;                                  // as the kernels compute it, [..., m]

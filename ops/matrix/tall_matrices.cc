@@ -34,11 +34,11 @@ namespace {
 using torch::jit::Stack;
 
 // A rank's summary of its rows: the triangle of their QR, then the part of Q in the first n rows of the whole.
-struct Said {
+struct SummaryRows {
   int64_t triangle = 0, top = 0;  // rows
 };
 
-Said said_of(const Part& part, int64_t n) {
+SummaryRows summary_rows(const Part& part, int64_t n) {
   const Runs& rows = part.dims[part.dims.size() - 2];
   if (part.empty()) return {};
   return {std::min(rows[0].size, n), std::clamp<int64_t>(n - rows[0].begin, 0, rows[0].size)};
@@ -103,19 +103,19 @@ struct QR {
   at::Tensor q, r;
 };
 
-// R, and a rank's rows of Q, from the summaries `said` of all parts. Every rank decomposes the triangles, stacked.
+// R, and a rank's rows of Q, from the summaries of all parts. Every rank decomposes the triangles, stacked.
 // `own_q`: Q of the rank's own rows, which are those of `part`; undefined: it has none, and gets an undefined Q.
-QR qr_of_triangles(const std::vector<Part>& parts, const at::Tensor& said, const Part& part, const at::Tensor& own_q,
-                   int64_t n) {
+QR qr_of_triangles(const std::vector<Part>& parts, const at::Tensor& summaries, const Part& part,
+                   const at::Tensor& own_q, int64_t n) {
   const size_t rows = part.dims.size() - 2;
   std::vector<at::Tensor> triangles, tops;
-  std::vector<std::pair<int64_t, Said>> places;  // of each part in the triangles
+  std::vector<std::pair<int64_t, SummaryRows>> places;  // of each part in the triangles
   int64_t place = 0, own_place = 0;
   for (size_t c = 0; c < parts.size();) {
-    const Said it = said_of(parts[c], n);
+    const SummaryRows it = summary_rows(parts[c], n);
     const auto at = static_cast<int64_t>(c);
-    triangles.push_back(said.narrow(-2, at, it.triangle));
-    tops.push_back(said.narrow(-2, at + it.triangle, it.top).narrow(-1, 0, it.triangle));
+    triangles.push_back(summaries.narrow(-2, at, it.triangle));
+    tops.push_back(summaries.narrow(-2, at + it.triangle, it.top).narrow(-1, 0, it.triangle));
     places.emplace_back(place, it);
     if (!part.empty() && parts[c].dims[rows][0].begin == part.dims[rows][0].begin) own_place = place;
     place += it.triangle;
@@ -152,7 +152,7 @@ std::optional<QR> tall_qr(const c10::OperatorHandle& op, const at::Tensor& self)
   SummaryRequest request;
   request.dims = {rows};
   request.dtypes = {self.scalar_type()};
-  request.count = [n](const Part& part) { return said_of(part, n).triangle + said_of(part, n).top; };
+  request.count = [n](const Part& part) { return summary_rows(part, n).triangle + summary_rows(part, n).top; };
   // The alternative: whole matrices of a batch per rank, which moves each rank's part once.
   if (m < 2 * n || num_columns(self, request) * (batch >= ranks ? ranks : 1) >= m) return std::nullopt;
 
@@ -160,19 +160,19 @@ std::optional<QR> tall_qr(const c10::OperatorHandle& op, const at::Tensor& self)
   request.summarize = [&](const at::Tensor& local, const Part& part, int64_t width) {
     auto [q, r] = at::linalg_qr(local);
     own.emplace(local.unsafeGetTensorImpl(), q);
-    const at::Tensor top = q.narrow(-2, 0, said_of(part, n).top);
+    const at::Tensor top = q.narrow(-2, 0, summary_rows(part, n).top);
     const at::Tensor padded_top = at::constant_pad_nd(top, {0, n - top.size(-1)});
     return std::vector<at::Tensor>{with_rows(at::cat({r, padded_top}, -2), width)};
   };
   const Summaries all = gather_summaries(self, request, call_cause(op, "A", self));
 
-  const RankTensors& said = meta_for_read(all.tensors[0]).locals;
+  const RankTensors& summaries = meta_for_read(all.tensors[0]).locals;
   const RankTensors& locals = meta_for_read(self).locals;
   RankTensors q(locals.size()), r(locals.size());
   for (size_t i = 0; i < locals.size(); ++i) {
     LocalGuard guard;
     const auto it = own.find(locals[i].unsafeGetTensorImpl());
-    const QR found = qr_of_triangles(all.parts, said[i], spec.local_layout(static_cast<int64_t>(i)),
+    const QR found = qr_of_triangles(all.parts, summaries[i], spec.local_layout(static_cast<int64_t>(i)),
                                      it == own.end() ? at::Tensor() : it->second, n);
     q[i] = found.q.defined() ? found.q : at::empty_like(locals[i]);
     r[i] = found.r;

@@ -205,7 +205,7 @@ RankTensors largest_of_all(const c10::OperatorHandle& op, const at::Tensor& of, 
 }
 
 // Writes the result for gradients like `of` to `found`, which may be plain, or on another mesh.
-void tell(const c10::OperatorHandle& op, at::Tensor found, const RankTensors& of_ranks, const at::Tensor& of) {
+void record_found(const c10::OperatorHandle& op, at::Tensor found, const RankTensors& of_ranks, const at::Tensor& of) {
   if (!is_dtensor(found)) {
     LocalGuard guard;
     if (!of_ranks.empty()) found.copy_(at::maximum(found, of_ranks[0].to(found.device())));
@@ -213,11 +213,11 @@ void tell(const c10::OperatorHandle& op, at::Tensor found, const RankTensors& of
   }
   const DeviceMesh& mesh = spec_of(found)->mesh();
   if (is_dtensor(of)) {
-    const DeviceMesh& knows = spec_of(of)->mesh();
+    const DeviceMesh& of_mesh = spec_of(of)->mesh();
     for (const int64_t rank : mesh.ranks()) {
-      TORCH_CHECK_NOT_IMPLEMENTED(knows.contains(rank), op.operator_name(), ": argument 'found_inf' lies on ",
+      TORCH_CHECK_NOT_IMPLEMENTED(of_mesh.contains(rank), op.operator_name(), ": argument 'found_inf' lies on ",
                                   mesh.to_string(), ", whose rank ", rank, " has no part of gradients on ",
-                                  knows.to_string(), ". Give found_inf to that mesh, or call once per mesh.");
+                                  of_mesh.to_string(), ". Give found_inf to that mesh, or call once per mesh.");
     }
   }
   if (!of_ranks.empty()) found.copy_(at::maximum(found, replicate_plain(of_ranks[0], mesh)));
@@ -255,7 +255,7 @@ void unscale(const c10::OperatorHandle& op, Stack& stack) {
       for (const size_t i : group) note_write(gradients[i], op.schema().name());
       of_ranks = largest_of_all(op, first, found, std::move(of_ranks));
     }
-    tell(op, found, of_ranks, first);
+    record_found(op, found, of_ranks, first);
   }
   torch::jit::drop(stack, op.schema().arguments().size());
 }

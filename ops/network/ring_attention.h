@@ -11,7 +11,7 @@
 
 namespace dtensor::internal {
 
-// What all ranks know of a call. q, k, v: [batch, heads, length, features], sharded along dim 2 over mesh dim `dim`
+// A call, the same on all ranks. q, k, v: [batch, heads, length, features], sharded along dim 2 over mesh dim `dim`
 // alone, k and v alike; over other mesh dims by batch or heads, all three alike, so that a rank has the key heads of
 // its heads.
 struct RingCall {

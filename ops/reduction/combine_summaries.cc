@@ -22,7 +22,7 @@ namespace {
 // mesh dims that cut other dims, every rank has one index of `others`, padded to the largest number of rows on a rank.
 struct Rows {
   int64_t others = 1, shares = 1, each = 1, all = 1;  // rows: of each group, in total
-  Placements said, dealt, whole;  // sharded by share; sharded by rows; replicated on these mesh dims
+  Placements by_share, dealt, whole;  // sharded by share; sharded by rows; replicated on these mesh dims
   SpecPtr spec(const DeviceMesh& mesh, const Placements& placements, int64_t columns, c10::ScalarType dtype) const {
     return Spec::get(mesh, placements, {others, columns, 1, all}, dtype);
   }
@@ -36,9 +36,9 @@ Rows rows_of(const Spec& spec, const SummaryRequest& request) {
     const bool cut = cuts(p, request.dims), other = p.is_sharded() && !cut;
     if (cut) rows.shares *= mesh.size(m);
     if (other) rows.others *= mesh.size(m);
-    rows.said.push_back(cut ? Shard(1) : other ? Shard(0) : Replicate());
-    rows.dealt.push_back(cut ? Shard(3) : rows.said.back());
-    rows.whole.push_back(cut ? Replicate() : rows.said.back());
+    rows.by_share.push_back(cut ? Shard(1) : other ? Shard(0) : Replicate());
+    rows.dealt.push_back(cut ? Shard(3) : rows.by_share.back());
+    rows.whole.push_back(cut ? Replicate() : rows.by_share.back());
   }
   const std::vector<int64_t> first(static_cast<size_t>(mesh.ndim()), 0);  // the rank that holds most
   const Shape most = local_shape(spec.sizes(), mesh.shape(), spec.placements(), first);
@@ -70,17 +70,17 @@ Way cheaper_way(const DeviceMesh& mesh, const Rows& rows, const SummaryRequest& 
     for (const SpecPtr& spec : all) moves.push_back({spec, to});
     return seconds_to_move(moves, limits);
   };
-  const auto said = specs(request.dtypes, rows.shares, rows.said);
+  const auto by_share = specs(request.dtypes, rows.shares, rows.by_share);
   std::vector<int64_t> key{limits.max_bytes};
-  for (const SpecPtr& spec : said) key.push_back(static_cast<int64_t>(spec->id()));
+  for (const SpecPtr& spec : by_share) key.push_back(static_cast<int64_t>(spec->id()));
   for (const auto dtype : combination.dtypes) key.push_back(-1 - static_cast<int64_t>(dtype));
   auto& ways = mesh.world().attachment<Ways>();
-  if (const auto known = ways.find(key)) return *known;
-  const double gathered = seconds(said, rows.whole);
-  const double dealt = seconds(said, rows.dealt) + seconds(specs(combination.dtypes, 1, rows.dealt), rows.whole);
+  if (const auto found = ways.find(key)) return *found;
+  const double gathered = seconds(by_share, rows.whole);
+  const double dealt = seconds(by_share, rows.dealt) + seconds(specs(combination.dtypes, 1, rows.dealt), rows.whole);
   // Each rank receives far fewer bytes where rows are dealt out.
   const Way way = dealt < kFewerBytes * gathered ? Way{true, dealt} : Way{false, gathered};
-  ways.insert(std::move(key), way, said);
+  ways.insert(std::move(key), way, by_share);
   return way;
 }
 
@@ -90,11 +90,11 @@ std::vector<at::Tensor> moved(const std::vector<at::Tensor>& tensors, const Plac
 }
 
 // The summaries of all local ranks.
-std::vector<at::Tensor> said_rows(const DTensorMeta& meta, const Rows& rows, const Shares& shares,
-                                  const SummaryRequest& request) {
+std::vector<at::Tensor> padded_summaries(const DTensorMeta& meta, const Rows& rows, const Shares& shares,
+                                         const SummaryRequest& request) {
   std::vector<RankTensors> locals(request.dtypes.size());
   for (size_t i = 0; i < meta.locals.size(); ++i) {
-    const std::vector<at::Tensor> own = said_by(meta, i, shares, request);
+    const std::vector<at::Tensor> own = rank_summaries(meta, i, shares, request);
     LocalGuard guard;
     for (size_t k = 0; k < locals.size(); ++k) {
       const int64_t n = own[k].numel() / request.groups;
@@ -105,7 +105,7 @@ std::vector<at::Tensor> said_rows(const DTensorMeta& meta, const Rows& rows, con
   }
   std::vector<at::Tensor> tensors;
   for (size_t k = 0; k < locals.size(); ++k) {
-    const SpecPtr spec = rows.spec(meta.spec->mesh(), rows.said, rows.shares, request.dtypes[k]);
+    const SpecPtr spec = rows.spec(meta.spec->mesh(), rows.by_share, rows.shares, request.dtypes[k]);
     tensors.push_back(make_dtensor(spec, std::move(locals[k])));
   }
   return tensors;
@@ -127,24 +127,24 @@ std::vector<at::Tensor> combined_rows(const std::vector<at::Tensor>& summaries, 
     LocalGuard guard;
     const Part part = spec.local_layout(static_cast<int64_t>(i));
     const int64_t n = total_size(part.dims[3]);
-    std::vector<at::Tensor> said;
+    std::vector<at::Tensor> summary;
     for (const at::Tensor& t : summaries) {
-      said.push_back(meta_for_read(t).locals[i].reshape({rows.shares, n}));
+      summary.push_back(meta_for_read(t).locals[i].reshape({rows.shares, n}));
       if (columns.size() < shares.parts.size()) {
         const at::Tensor index = at::tensor(columns, at::TensorOptions(at::kLong)).to(t.device());
-        said.back() = said.back().index_select(0, index);
+        summary.back() = summary.back().index_select(0, index);
       }
     }
     at::Tensor group;
     if (rows.all > rows.each) {
-      group =
-          at::arange(part.offsets[3], part.offsets[3] + n, said[0].options().dtype(at::kLong)).floor_divide(rows.each);
+      group = at::arange(part.offsets[3], part.offsets[3] + n, summary[0].options().dtype(at::kLong))
+                  .floor_divide(rows.each);
     }
     std::vector<at::Tensor> results;
-    if (n > 0) results = combination.combine(said, parts, group);
+    if (n > 0) results = combination.combine(summary, parts, group);
     for (size_t k = 0; k < locals.size(); ++k) {
       const at::Tensor result = n > 0 ? results[k].to(combination.dtypes[k])
-                                      : said[0].new_empty({0}, said[0].options().dtype(combination.dtypes[k]));
+                                      : summary[0].new_empty({0}, summary[0].options().dtype(combination.dtypes[k]));
       locals[k].push_back(result.reshape({1, 1, 1, n}));
     }
   }
@@ -201,7 +201,7 @@ std::vector<at::Tensor> combine_summaries(const at::Tensor& t, const SummaryRequ
   const Shares shares = shares_of(*meta.spec, request);
   const Rows rows = rows_of(*meta.spec, request);
   const bool dealt = cheaper_way(meta.spec->mesh(), rows, request, combination).dealt;
-  const auto all = moved(said_rows(meta, rows, shares, request), dealt ? rows.dealt : rows.whole, cause);
+  const auto all = moved(padded_summaries(meta, rows, shares, request), dealt ? rows.dealt : rows.whole, cause);
   std::vector<at::Tensor> results = combined_rows(all, rows, shares, combination);
   if (dealt) results = moved(results, rows.whole, cause);
   for (at::Tensor& r : results) r = unrolled(r, *meta.spec, rows, request, combination.keepdim);

@@ -36,8 +36,8 @@ Shares shares_of(const Spec& spec, const SummaryRequest& request) {
   }
 }
 
-std::vector<at::Tensor> said_by(const DTensorMeta& meta, size_t i, const Shares& shares,
-                                const SummaryRequest& request) {
+std::vector<at::Tensor> rank_summaries(const DTensorMeta& meta, size_t i, const Shares& shares,
+                                       const SummaryRequest& request) {
   LocalGuard guard;
   const Spec& spec = *meta.spec;
   const auto rank = static_cast<int64_t>(i);

@@ -42,6 +42,7 @@ struct Shares {
 
 Shares shares_of(const Spec& spec, const SummaryRequest& request);
 // The summary of the i-th local rank.
-std::vector<at::Tensor> said_by(const DTensorMeta& meta, size_t i, const Shares& shares, const SummaryRequest& request);
+std::vector<at::Tensor> rank_summaries(const DTensorMeta& meta, size_t i, const Shares& shares,
+                                       const SummaryRequest& request);
 
 }  // namespace dtensor::internal

@@ -53,7 +53,7 @@ Summaries gather_summaries(const at::Tensor& t, const SummaryRequest& request, c
 
   std::vector<RankTensors> locals(request.dtypes.size());
   for (size_t i = 0; i < meta.locals.size(); ++i) {
-    std::vector<at::Tensor> own = said_by(meta, i, shares, request);
+    std::vector<at::Tensor> own = rank_summaries(meta, i, shares, request);
     for (size_t k = 0; k < locals.size(); ++k) locals[k].push_back(own[k].contiguous());
   }
   std::vector<at::Tensor> tensors;

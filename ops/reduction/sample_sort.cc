@@ -89,9 +89,9 @@ std::vector<std::vector<int64_t>> gathered_numbers(const SplitSort& sort, int64_
   request.dtypes.assign(static_cast<size_t>(tensors), at::kLong);
   request.count = count;
   request.summarize = [&](const at::Tensor&, const Part& part, int64_t width) {
-    std::vector<at::Tensor> said = numbers(part);
-    for (at::Tensor& t : said) t = at::cat({t, at::zeros({width - t.size(0)}, t.options())});
-    return said;
+    std::vector<at::Tensor> padded = numbers(part);
+    for (at::Tensor& t : padded) t = at::cat({t, at::zeros({width - t.size(0)}, t.options())});
+    return padded;
   };
   const Summaries all = gather_summaries(sort.self, request, sort.cause);
   std::vector<std::vector<int64_t>> result;

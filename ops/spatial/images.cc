@@ -75,7 +75,7 @@ const CoreDimsOp kPooling[] = {
     {.op = "aten::fractional_max_pool3d", .equation = "", .choose = fractional_pool_equation},
     {"aten::fractional_max_pool3d_backward", "...OPQ,...DHW,...OPQ->...DHW", "grad_output"},
     {"aten::max_unpool3d", "...DHW,...DHW->...OPQ", "self"},
-    // Results are in the memory format of self, which their meta kernels do not tell.
+    // Results are in the memory format of self, which their meta kernels do not return.
     {.op = "aten::_adaptive_avg_pool2d", .equation = "...HW->...PQ", .linear = "self", .in_format_of_self = true},
     {.op = "aten::_adaptive_avg_pool2d_backward",
      .equation = "...PQ,...HW->...HW",

@@ -98,7 +98,7 @@ void GroupLinks::connect(Link& link, const CommCall& call, Collective collective
         error = message_of(e);
       }
     }
-    // The backend has the same deadline, but cannot tell which rank is to blame.
+    // The backend has the same deadline, but not which rank is to blame.
     if (std::chrono::steady_clock::now() >= until) return false;
     throw std::runtime_error(error);
   });

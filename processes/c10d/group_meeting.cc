@@ -21,7 +21,7 @@ using Json = nlohmann::json;
 // member that is missing.
 constexpr std::chrono::milliseconds kFirstLook{200}, kSlowLook{2000};
 constexpr std::chrono::milliseconds kCertain{2000};   // how long they must be elsewhere
-constexpr std::chrono::milliseconds kBeforeEnd{500};  // of the deadline, what is known is said
+constexpr std::chrono::milliseconds kBeforeEnd{500};  // before the deadline, the reason is reported
 
 std::string to_text(const MeetingPost& post) {
   Json meetings = Json::array();
@@ -59,11 +59,11 @@ class Wait {
 
   // Posts that this rank is here; returns whether all are.
   bool all_here() {
-    if (!said_) {
+    if (!is_posted_) {
       store().set(here(mine_.place, job_.rank()), absl::StrJoin(mine_.members, ","));
       places_.post([&](const MeetingPost& post) { store().set(absl::StrCat("making/", job_.rank()), to_text(post)); });
     }
-    said_ = true;
+    is_posted_ = true;
     while (orders_.size() < ranks_.size()) {
       const std::string key = here(mine_.place, ranks_[orders_.size()]);
       if (!store().check({key})) {
@@ -158,7 +158,7 @@ class Wait {
   MeetingPlaces& places_;
   std::vector<int64_t> ranks_;       // sorted
   std::vector<std::string> orders_;  // of the first of ranks_, the group as each has it
-  bool said_ = false;
+  bool is_posted_ = false;
   std::chrono::milliseconds pause_ = kFirstLook;
   Clock::time_point look_again_ = Clock::now() + kFirstLook;
   Clock::time_point last_look_ = Clock::now() + job_.timeout() - std::min(kBeforeEnd, job_.timeout() / 10);

@@ -37,7 +37,7 @@ std::terminate_handler next_handler = nullptr;
 
 std::atomic<pid_t> process{0};  // that installed the handler
 
-void tell(const std::string& message) {
+void report_uncaught(const std::string& message) {
   if (is_fork_of_rank()) return;
   {
     std::unique_lock lock(callbacks_mutex(), std::try_to_lock);
@@ -62,7 +62,7 @@ void on_terminate() {
       message = "an exception of unknown type";
     }
   }
-  tell(message);
+  report_uncaught(message);
   if (next_handler != nullptr) next_handler();
   std::abort();
 }

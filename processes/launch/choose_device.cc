@@ -44,7 +44,7 @@ DeviceChoice choose_device(const LaunchOptions& options, const JobPlace& place, 
   if (own) {
     TORCH_CHECK(place.local_rank >= 0, kFromEnv, "which CUDA device is this process's own? The launcher (",
                 to_string(place.launcher),
-                ") tells no local rank; set LOCAL_RANK or LaunchOptions::local_rank, or name the device, as in cuda:0");
+                ") sets no local rank; set LOCAL_RANK or LaunchOptions::local_rank, or name the device, as in cuda:0");
     index = place.local_rank;
   }
   TORCH_CHECK(index < cuda_devices, kFromEnv, "this process is to use cuda:", index,

@@ -54,7 +54,7 @@ uint64_t fnv1a(const std::string& text) {
   return hash;
 }
 
-// A file that only the processes of this job on this host know, as `job` is said to no others.
+// A file that only the processes of this job on this host use, as only they have `job`.
 std::string derived_file(const LaunchVariables& read, const std::string& prefix, const std::string& job) {
   std::string folder = read.text_or("TMPDIR", "/tmp");
   if (folder[0] != '/') folder = "/tmp";
@@ -73,11 +73,11 @@ void derive_open_mpi(const LaunchVariables& read, JobPlace& place) {
   const bool known = job.find_first_not_of('|') != std::string::npos;
   if (place.local_world_size == place.world_size && known) {
     place.store = derived_file(read, "openmpi", job);
-    place.store_source = "what mpirun tells";
+    place.store_source = "variables of mpirun";
     place.store_derived = true;
     return;
   }
-  if (!uri) read.missing("OMPI_MCA_orte_hnp_uri", absl::StrCat("It tells the address of mpirun. ", kSetMaster));
+  if (!uri) read.missing("OMPI_MCA_orte_hnp_uri", absl::StrCat("It holds the address of mpirun. ", kSetMaster));
   // "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911;tcp6://[fe80::1,2620::2]:43370"
   const char* expected = "JOB.0;tcp://ADDRESS,...:PORT, as mpirun sets it. Or set MASTER_ADDR and MASTER_PORT";
   const std::string job_id = uri->substr(0, uri->find('.'));
@@ -100,7 +100,7 @@ void derive_mpich(const LaunchVariables& read, JobPlace& place) {
     read.missing("MASTER_ADDR",
                  absl::StrCat(unknown ? "MPI_LOCALNRANKS is not set either, so the ranks may be on several hosts"
                                       : "The ranks are on several hosts",
-                              ", and MPICH does not tell where rank 0 is. ", kSetMaster));
+                              ", and MPICH sets no address of rank 0. ", kSetMaster));
   }
   const auto process = read.text(kLauncherProcess);
   if (!process)

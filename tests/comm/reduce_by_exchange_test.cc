@@ -1,4 +1,4 @@
-// What reductions by exchanges allocate, measured, against what plans are told.
+// What reductions by exchanges allocate, measured, against the bytes that plans count.
 #include "comm/reduce_by_exchange.h"
 
 #include <ATen/ops/empty.h>

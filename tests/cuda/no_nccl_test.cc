@@ -26,7 +26,7 @@ TEST_CASE("no nccl: asking for it is an error that says what would work") {
                     Contains("World: the backend is nccl, but this program has no NCCL") && Contains(kAdvice));
 }
 
-TEST_CASE("no nccl: a communicator is refused before anybody waits for it") {
+TEST_CASE("no nccl: a communicator is refused before any rank waits for it") {
   auto store = c10::make_intrusive<c10d::FileStore>(c10::make_tempfile("dtensor-no-nccl-").name, 2);
   auto job = std::make_shared<Job>(store, 0, 2, std::chrono::seconds(5));
   const auto begin = std::chrono::steady_clock::now();

@@ -134,7 +134,7 @@ TEST_CASE("ghost width: a result that takes another layout in place keeps it") {
   CHECK(ghost_width(u) == Width{1, 0});
 }
 
-TEST_CASE("ghost width: nothing is fetched in vain where no region can be cached") {
+TEST_CASE("ghost width: a slice whose region cannot be cached fetches its missing rows alone") {
   const Tensor u = rows_on_4_ranks();
   limit_remembered_bytes(DTensor(u).mesh().world(), 0);
   set_ghost_width(u, {1, 0});

@@ -49,16 +49,16 @@ struct Step {
 TEST_CASE("optimize_layouts: one reduction replaces three, and a pinned step runs with it",
           "[dtensor][optimize_layouts]") {
   Step abstract(World::abstract(4));
-  int64_t told = 0;
+  int64_t num_reports = 0;
   OptimizeLayoutsOptions options;
-  options.progress = [&](int64_t, double) { ++told; };
+  options.progress = [&](int64_t, double) { ++num_reports; };
   const LayoutPlan plan = optimize_layouts([&] { abstract(); }, options);
   CAPTURE(plan.explain());
   CHECK(plan.before.collectives == 3);
   CHECK(plan.after.collectives == 1);
   CHECK(plan.after.seconds < plan.before.seconds);
   CHECK(plan.pins.size() == 1);
-  CHECK(told == plan.trials - 1);
+  CHECK(num_reports == plan.trials - 1);
 
   Step real(World::local(4));
   CommDebugMode comm;

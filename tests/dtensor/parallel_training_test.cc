@@ -69,7 +69,7 @@ TEST_CASE("parallel styles: a table tied to the head follows its own style in lo
   CHECK(torch::allclose(full_tensor(model->embed->weight.grad()), plain->embed->weight.grad()));
 }
 
-TEST_CASE("parallel styles: tied modules are told apart by their own tensors") {
+TEST_CASE("parallel styles: tied modules with tensors of their own are distinguished") {
   const DeviceMesh mesh(World::local(2), {2}, {"tp"});
   nn::Linear a(nn::LinearOptions(4, 4).bias(false)), b(nn::LinearOptions(4, 4).bias(false));
   b->weight.set_data(a->weight.detach());

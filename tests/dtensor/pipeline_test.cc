@@ -245,7 +245,7 @@ TEST_CASE("a pipeline over stages with meshes of different dims takes the layout
   CHECK(torch::equal(full_tensor(second.grad()), torch::full({4, 4}, 8, torch::kDouble)));
 }
 
-TEST_CASE("on 64 abstract ranks a pipeline step tells its communication") {
+TEST_CASE("a pipeline step on 64 abstract ranks records its communication") {
   const World world = World::abstract(64);
   const DeviceMesh mesh(world, {4, 4, 4}, {"pp", "dp", "tp"});
   const auto meshes = pipeline_meshes(mesh, "pp");

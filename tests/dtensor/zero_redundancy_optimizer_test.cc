@@ -169,7 +169,7 @@ TEST_CASE("sharded states are saved and loaded, by either kind of optimizer, and
   check_parameters(third.model, plain);
 }
 
-TEST_CASE("on 64 abstract ranks a step tells its communication and the bytes of the states") {
+TEST_CASE("a step on 64 abstract ranks records its communication and the bytes of the states") {
   const World world = World::abstract(64);
   const DeviceMesh mesh(world, {16, 4}, {"dp", "tp"});
   torch::nn::Linear layer(64, 32);

@@ -45,7 +45,7 @@ CommCall call_with(const DeviceMesh& mesh, const char* dim, CommCause cause, int
   return call;
 }
 
-// Fails, or blocks until it is told to go on.
+// Fails, or blocks until `meanwhile` returns.
 class Odd : public Communicator {
  public:
   Odd() : Communicator({c10::Device(c10::DeviceType::CPU)}) {}
@@ -402,7 +402,7 @@ TEST_CASE("flight recorder: a failure writes the file of its rank") {
   CHECK(json.at("pg_status").at("0").at("last_completed_collective") == 5);
 }
 
-TEST_CASE("flight recorder: nowhere to write is said, and nothing else goes wrong") {
+TEST_CASE("flight recorder: a dump that cannot be written is reported, and nothing else fails") {
   TempFolder folder;
   Child child("child: five barriers and a failure", {{"DTENSOR_FLIGHT_FILE", folder / "no/such/"}});
   CHECK(child.wait() == 0);

@@ -71,9 +71,10 @@ struct RowNumbers {
 };
 
 RowNumbers combined(const CrossEntropyArguments& whole) {
-  std::vector<at::Tensor> said;
-  for (const CrossEntropyArguments& part : parts_of(whole)) said.push_back(cross_entropy_part(part).to(at::kDouble));
-  const at::Tensor all = at::stack(said), each = all.sum(0);
+  std::vector<at::Tensor> summaries;
+  for (const CrossEntropyArguments& part : parts_of(whole))
+    summaries.push_back(cross_entropy_part(part).to(at::kDouble));
+  const at::Tensor all = at::stack(summaries), each = all.sum(0);
   RowNumbers rows;
   rows.max = all.select(1, kMax).amax(0);
   rows.sum = ((all.select(1, kMax) - rows.max).exp() * all.select(1, kSum)).sum(0);
@@ -252,8 +253,8 @@ TEST_CASE("dtensor::cross_entropy_part has first and second derivatives that equ
   const at::Tensor target = at::tensor({1, 7, -100}, at::kLong), weight = at::rand({5}, at::kDouble);
   const at::Tensor factors = at::randn({2, 3}, at::kDouble), direction = at::randn({3, 5}, at::kDouble);
   const auto value = [&](const at::Tensor& logits) {
-    const at::Tensor said = summaries_op({logits, target, weight, {4, 5, 12, -100, 0.2}});
-    return ((said[kMax] + said[kSum].log()) * factors[0] + said[kProduct] * factors[1]).sum();
+    const at::Tensor summaries = summaries_op({logits, target, weight, {4, 5, 12, -100, 0.2}});
+    return ((summaries[kMax] + summaries[kSum].log()) * factors[0] + summaries[kProduct] * factors[1]).sum();
   };
   const auto gradient_of = [&](const at::Tensor& logits, bool create_graph) {
     return torch::autograd::grad({value(logits)}, {logits}, {}, create_graph, create_graph)[0];

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A job that runs is asked: attach_test.sh LAUNCH FAULT_PROGRAM FLIGHT. Whatever a rank is stuck in, all that can answer do,
-# and who holds up the others is marked. The short form has three ranks, the long one four.
+# and the rank for which the others wait is marked. The short form has three ranks, the long one four.
 set -u
 launch=$1 program=$2 flight=$3
 . tests/tools/checks.sh

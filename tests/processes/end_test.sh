@@ -17,7 +17,7 @@ seconds() { # seconds RANK: from where it ends to its status
 }
 job() { # job HOW PENDING HOLDER [RANK]: in the background; its output goes to a file
   local name=$* place=()
-  # Who serves the store has the others in mind, too.
+  # RANK 0 serves the store, and must not end while the others use it.
   [ -z "${4-}" ] || place=(-u DTENSOR_STORE MASTER_ADDR=127.0.0.1 "MASTER_PORT=$port" "END_RANK=$4")
   timeout -k 5 100 "$launch" -n $ranks --grace 20 --timeout 80 -- env "${place[@]}" bash -c '"$@"; s=$?; echo "status $s at $(date +%s)"; exit $s' \
     bash "$program" "$1" "$2" "$3" "$work/checkpoint $name" > "$work/$name" 2>&1
@@ -76,6 +76,6 @@ for how in return quick_exit; do
   out=$work/kept_$how
   timeout 60 "$launch" -n 3 -- "$program" $how nothing tensor > "$out" 2>&1
   check "$how with a global tensor: the job ends well" test $? = 0
-  check "$how with a global tensor: nobody reports a failure" lacks 'the job has failed'
+  check "$how with a global tensor: no rank reports a failure" lacks 'the job has failed'
 done
 finish

@@ -1,11 +1,11 @@
 // A job that goes wrong: fault_program FAULT [RANK [CALL [STEPS]]]. RANK (1) does what FAULT says at its collective
 // CALL (5) of STEPS (8); what the others report is what faults_test.sh looks at. Every rank ends with 0 only if nothing
-// went wrong. Words besides those of fault_kind(): "late", slow, but within the deadline; "stuck", slower than anybody
-// waits; "leave", the rank's program ends as if it were done; "sleep" and "busy", it does something of its own for two
-// minutes; "connect_kill" and "connect_stop", it is killed or stopped while the ranks connect for their first call;
+// went wrong. Words besides those of fault_kind(): "late", slow, but within the deadline; "stuck", slower than any
+// rank waits; "leave", the rank's program ends as if it were done; "sleep" and "busy", it does something of its own for
+// two minutes; "connect_kill" and "connect_stop", it is killed or stopped while the ranks connect for their first call;
 // "mesh_shape" and "mesh_name", all its calls are over another mesh of the same ranks; "barrier_kill" and
 // "barrier_stop", it is killed or stopped while the others wait for it in a monitored barrier. "fault_program listen"
-// is another program that listens at a port, and says nothing to who comes. FAULT_STORE=remove or lock: the rank also
+// is another program that listens at a port, and answers no connection. FAULT_STORE=remove or lock: the rank also
 // does that to the store's file.
 #include <ATen/ops/ones.h>
 #include <arpa/inet.h>
@@ -74,7 +74,7 @@ void spoil_store() {
 }
 
 // Says at the store that this rank is there to make the ranks' first group, as the last of them, and sends itself
-// `signal` before anybody can connect to it.
+// `signal` before any rank can connect to it.
 void end_while_connecting(int signal, int64_t rank, int64_t ranks) {
   const JobPlace place = find_job_place({});
   const auto store = c10::make_intrusive<c10d::PrefixStore>(

@@ -1,5 +1,5 @@
-// What a job does in its own processes. Work that runs on a device, without a device: who notices that it does not end,
-// and that its groups are aborted then. The ranks of the job are in this process.
+// What a job does in its own processes. Work that runs on a device, without a device: which thread notices that it does
+// not end, and that its groups are aborted then. The ranks of the job are in this process.
 #include "processes/job/job.h"
 
 #include <c10/util/Exception.h>
@@ -163,7 +163,7 @@ TEST_CASE("job: a broken group, a device's error and a failed start fail the job
   CHECK(jobs.failure(testing::kAtOnce) == "rank 0 failed: a call: no memory");
 }
 
-TEST_CASE("job: the thread that watches a device is prepared before it asks anything", "[processes][job]") {
+TEST_CASE("job: the thread that watches a device is prepared before it checks a call", "[processes][job]") {
   auto file = c10::make_tempfile("dtensor-job-");
   auto prepared = std::make_shared<std::atomic<int>>(0);
   auto asked = std::make_shared<std::atomic<bool>>(false);

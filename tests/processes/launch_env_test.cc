@@ -341,7 +341,7 @@ TEST_CASE("choose_device") {
   CHECK_THAT(chosen("", "", 1),
              Contains("is to use cuda:1, after its local rank, but sees 1 CUDA device. Start at most"));
   CHECK_THAT(chosen("", "cuda:3", 2), Contains("is to use cuda:3, but sees 2 CUDA devices"));
-  CHECK_THAT(chosen("", "cuda", 2, -1), Contains("tells no local rank") && Contains("set LOCAL_RANK"));
+  CHECK_THAT(chosen("", "cuda", 2, -1), Contains("sets no local rank") && Contains("set LOCAL_RANK"));
 }
 
 TEST_CASE("launch_env: the process that started the ranks") {

@@ -85,7 +85,7 @@ run -n 2 -- bash -c 'head -c 500000 /dev/zero | tr "\0" "$RANK"; echo'
 check "a long line is one line" test "$(awk '{ print length }' "$work/out" | tr '\n' ' ')" = "500009 500009 "
 run -n 2 -- bash -c 'head -c 3000000 /dev/zero | tr "\0" "$RANK"; echo'
 check "a longer one arrives whole" test "$(sed 's/^\[rank .\] //' "$work/out" | tr -d '\n' | wc -c)" = 6000000
-echo "for nobody" > "$work/in"
+echo "for no rank" > "$work/in"
 run -n 2 -- sh -c 'cat; echo "stdin has ended"' < "$work/in"
 check "ranks have no input" test "$(sort "$work/out" | tr '\n' ,)" = "[rank 0] stdin has ended,[rank 1] stdin has ended,"
 run -n 1 -- bash -c 'yes | head -1'
@@ -365,8 +365,8 @@ background -n 2 --max-restarts 5 -- bash -c 'echo $$ >> '"$work"'/pids; exec sle
 await pids_written 2
 kill -TERM $job
 finish
-check "who asks for the end gets no restart" exits_with 143
-check "who asks for the end: one attempt" test "$(wc -l < "$work/pids")" = 2
+check "a job that a signal ends is not restarted" exits_with 143
+check "a job that a signal ends: one attempt" test "$(wc -l < "$work/pids")" = 2
 run -n 2 --max-restarts 3 -- "$work/nothing"
 check "no such program is no reason to try again" says_only "launch: (attempt 0: )?cannot run $work/nothing: No such file or directory"
 

@@ -60,7 +60,7 @@ TEST_CASE("a call's memory goes back to its stream when another stream has unpac
   CHECK(recorded == std::vector<std::string>{"unpack on 2", "record on 2", "block 1"});
 }
 
-TEST_CASE("nothing is asked of a stream that captures a graph", "[processes]") {
+TEST_CASE("a stream that captures a graph is not queried", "[processes]") {
   recorded.clear();
   captures = false;
   CHECK_FALSE(is_capturing(kDevice));

@@ -36,7 +36,7 @@ constexpr int kWarmUp = 300;
 // What threads may keep for reuse. Of leaks it finds those of 4 KiB a step in 300 steps, and of 1.1 KiB in 1,000.
 constexpr int64_t kMostGrowth = int64_t{1} << 20;
 
-// A sanitizer keeps what is freed, to see who still uses it.
+// A sanitizer keeps freed memory, to find later uses of it.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;
 #elif defined(__has_feature)

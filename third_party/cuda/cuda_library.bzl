@@ -55,7 +55,7 @@ def cuda_library(name, srcs = [], hdrs = [], deps = [], cuda_deps = [], archs = 
       name: of the cc_library.
       srcs: .cu files (raw pointers and cudaStream_t; torch's headers cost nvcc 13 s a file) and .cc files.
       hdrs: headers, seen by both compilers.
-      deps: C++ libraries, for the .cc files and whoever depends on this.
+      deps: C++ libraries, for the .cc files and the targets that depend on this.
       cuda_deps: C++ libraries whose headers the .cu files include.
       archs: sm_NN for machine code, compute_NN for PTX.
       nvccopts: more flags for nvcc.

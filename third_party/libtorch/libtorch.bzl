@@ -2,7 +2,7 @@
 
   @libtorch//:headers     headers only
   @libtorch//:torch       libtorch_cpu and libc10
-  @libtorch//:torch_cuda  adds libtorch_cuda where there is a CUDA toolkit (only for who needs it: it loads slowly)
+  @libtorch//:torch_cuda  adds libtorch_cuda where there is a CUDA toolkit (for targets that need it: it loads slowly)
   @libtorch//:nccl        NCCL, likewise
   @libtorch//:defs.bzl    HAVE_TORCH_CUDA; PYTHON_SITE, the folder from which Python imports torch, or "";
                           LIBTORCH_LIB, the folder of the libraries

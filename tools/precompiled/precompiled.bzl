@@ -94,7 +94,7 @@ def _precompiled_header_impl(ctx):
     ]
 
 precompiled_header = rule(
-    doc = "Compiles `header`. It includes nothing that changes often: whatever is compiled with it would be anew.",
+    doc = "Compiles `header`. It includes nothing that changes often, as a change recompiles all sources compiled with it.",
     implementation = _precompiled_header_impl,
     attrs = {
         "header": attr.label(allow_single_file = [".h"], mandatory = True),

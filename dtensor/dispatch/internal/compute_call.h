@@ -19,7 +19,7 @@ namespace dtensor::internal {
 std::vector<RankTensors> compute_call(const OpInfo& info, const Decided& decided, const Inputs& in,
                                       c10::ArrayRef<c10::IValue> args, const std::vector<RankTensors>& locals);
 
-// What an error of the operator itself is to add, which knows neither the distributed tensors nor the rank:
+// What an error of the operator itself is to add, which has neither the distributed tensors nor the rank:
 // "in aten::embedding(f32[12, 6](R), i64[8](S(0))), on the parts of rank 1". `r`: index into mesh.local_ranks().
 std::string on_parts_of(const std::string& call, const DeviceMesh& mesh, size_t r);
 

@@ -71,7 +71,7 @@ std::string encode(const Record& r) {
   if (head.size() > kRecordBytes) {
     Record too_long;
     too_long.error = absl::StrCat("on rank ", r.rank, ": a tensor of ", r.sizes.size(), " dims laid out ", r.placements,
-                                  " is more than ", kRecordBytes, " bytes can tell; leave run_check out");
+                                  " is more than ", kRecordBytes, " bytes can hold; leave run_check out");
     return encode(too_long);
   }
   return (head + r.error).substr(0, kRecordBytes);
