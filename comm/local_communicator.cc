@@ -14,7 +14,7 @@ class LocalCommunicator final : public Communicator {
  public:
   explicit LocalCommunicator(std::vector<c10::Device> devices) : Communicator(std::move(devices)) {}
 
-  bool packs() const override { return false; }
+  bool uses_staging_buffers() const override { return false; }
 
  protected:
   void do_exchange(const CommCall& call, Collective, absl::Span<const Message> messages, const RankPieces& inputs,

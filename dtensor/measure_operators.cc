@@ -200,14 +200,14 @@ OperatorTimes table_of_slowest(const OperatorTimes& own, double seconds, const W
   }
   if (tables.size() == 1) return own;
   absl::c_stable_sort(tables, [](const auto& a, const auto& b) { return a.first > b.first; });
-  constexpr double kAlike = 1.1;                         // amounts of two processes within this factor are one
+  constexpr double kSameAmount = 1.1;                    // amounts of two processes within this factor are one
   std::map<std::string, std::map<double, double>> rows;  // seconds by amount
   for (const auto& [total, table] : tables) {
     for (const auto& [name, row] : CostModel::from_json(table).operators) {
       const std::map<double, double> of_slower = rows[name];
       for (const OperatorTime& time : row) {
-        const auto found = of_slower.lower_bound(time.amount / kAlike);
-        if (found == of_slower.end() || found->first > time.amount * kAlike)
+        const auto found = of_slower.lower_bound(time.amount / kSameAmount);
+        if (found == of_slower.end() || found->first > time.amount * kSameAmount)
           rows[name].emplace(time.amount, time.seconds);
       }
     }

@@ -101,18 +101,18 @@ struct ModelSlot {
   std::shared_ptr<const CostModel> model;
 };
 
-std::shared_ptr<const CostModel> built_in(bool packs) {
+std::shared_ptr<const CostModel> built_in(bool uses_staging_buffers) {
   static const auto make = [](bool with_buffers) {
     CostModel model;
     if (const char* path = std::getenv("DTENSOR_COST_MODEL"); path != nullptr && *path != '\0') {
       model = CostModel::load(path);
     } else {
-      model.packs = with_buffers;
+      model.uses_staging_buffers = with_buffers;
     }
     return std::make_shared<const CostModel>(model);
   };
   static const std::shared_ptr<const CostModel> packing = make(true), reading = make(false);
-  return packs ? packing : reading;
+  return uses_staging_buffers ? packing : reading;
 }
 
 }  // namespace
@@ -178,7 +178,7 @@ CostModel CostModel::from_json(const std::string& text, const std::string& name)
     model.operators = read_operators(*times, fields.path("operators"));
     check_operator_times(model.operators, "[cost model] " + name + ":");
   }
-  fields.boolean("packs", model.packs);
+  fields.boolean("uses_staging_buffers", model.uses_staging_buffers);
   if (const CostJson* level = fields.find("within_node"))
     read_level(*level, fields.path("within_node"), model.within_node);
   if (const CostJson* level = fields.find("between_nodes"))
@@ -194,7 +194,7 @@ std::string CostModel::to_json() const {
                          {"flops_by_dtype", write_flops_by_dtype(flops_by_dtype)},
                          {"operator_latency", operator_latency},
                          {"operators", write_operators(operators)},
-                         {"packs", packs},
+                         {"uses_staging_buffers", uses_staging_buffers},
                          {"within_node", write_level(within_node)},
                          {"between_nodes", write_level(between_nodes)}};
   return json.dump(2) + "\n";
@@ -204,7 +204,7 @@ std::shared_ptr<const CostModel> cost_model(const World& given) {
   const World world = given.with_data();  // the decisions for meta tensors are those with data
   ModelSlot& slot = world.attachment<ModelSlot>();
   std::lock_guard<std::mutex> lock(slot.mutex);
-  if (!slot.model) slot.model = built_in(world.communicator().packs());
+  if (!slot.model) slot.model = built_in(world.communicator().uses_staging_buffers());
   return slot.model;
 }
 

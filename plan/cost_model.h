@@ -61,7 +61,7 @@ struct CostModel {
   // from the row "other", and views from the row "view"; from the speeds above where there is none, and then views take
   // none.
   OperatorTimes operators;
-  bool packs = true;  // as Communicator::packs(), used by the built-in models
+  bool uses_staging_buffers = true;  // as Communicator::uses_staging_buffers(), used by the built-in models
 
   // `bytes`: received per rank. A group of one costs nothing.
   double collective(Collective kind, const GroupExtent& group, int64_t bytes) const;

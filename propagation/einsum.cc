@@ -194,11 +194,11 @@ FactorRule rule_of(const Equation& equation, const OpCall& call, bool linear) {
   leave_out_broadcast(call, equation.text, factors.size(), rule);
 
   for (int factor = 0; factor < static_cast<int>(factors.size()); ++factor) {
-    const bool blocked = std::isupper(static_cast<unsigned char>(factors[factor].letter));
+    const bool needs_replication = std::isupper(static_cast<unsigned char>(factors[factor].letter));
     bool contracted = false;
     for (const Factors& dims : rule.outputs)
       contracted = contracted || std::find(dims.begin(), dims.end(), factor) == dims.end();
-    if (blocked || (contracted && !linear)) {
+    if (needs_replication || (contracted && !linear)) {
       rule.need_replication.push_back(factor);
     } else if (contracted) {
       rule.contractions.push_back({factor, ReduceOp::kSum});

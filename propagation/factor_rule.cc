@@ -176,7 +176,8 @@ class Deriver {
     return false;
   }
 
-  // Gives every tensor with the factor the placement that `split` makes for the factor's dim; nothing if it is blocked.
+  // Gives every tensor with the factor the placement that `split` makes for the factor's dim; nothing if it needs
+  // replication.
   template <typename Split>
   std::optional<DimStrategy> split(int factor, const Split& split) const {
     if (std::find(rule_.need_replication.begin(), rule_.need_replication.end(), factor) != rule_.need_replication.end())

@@ -114,9 +114,9 @@ uint64_t Search::needs_traffic(const DimStrategy& option, int64_t d) const {
     const Placement& to = option.inputs[groups_[g].input];
     // A change of the sharded dim, and no other mesh dim shards: some rank lacks elements, unless both dims are of size
     // 1.
-    const bool cut_anew = options_.size() == 1 && from.is_shard() && to.is_shard() && from != to &&
-                          (spec->sizes()[from.dim()] > 1 || spec->sizes()[to.dim()] > 1);
-    if (!cut_anew && !(from.is_sharded() && to.is_replicate()) && !(from.is_partial() && !to.is_partial())) continue;
+    const bool changes_dim = options_.size() == 1 && from.is_shard() && to.is_shard() && from != to &&
+                             (spec->sizes()[from.dim()] > 1 || spec->sizes()[to.dim()] > 1);
+    if (!changes_dim && !(from.is_sharded() && to.is_replicate()) && !(from.is_partial() && !to.is_partial())) continue;
     size_t first = 0;  // equal inputs move together
     while (problem_.call.inputs[groups_[first].input] != spec) ++first;
     mask |= uint64_t{1} << first;

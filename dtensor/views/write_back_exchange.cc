@@ -157,7 +157,7 @@ class StorePlanner {
     const uint64_t between_nodes = mesh_.dims_between_nodes(cost->ranks_per_node);
     bool crosses_nodes = false;
     for (const int64_t m : dims_) crosses_nodes |= (between_nodes >> m & 1) != 0;
-    exchange.buffer_bytes = exchange.bytes + (cost->packs ? exchange.bytes + most_sent : 0);
+    exchange.buffer_bytes = exchange.bytes + (cost->uses_staging_buffers ? exchange.bytes + most_sent : 0);
     exchange.seconds = cost->collective(Collective::kAllToAll, GroupExtent::of_links(group_.size, crosses_nodes),
                                         std::max(exchange.bytes, most_sent));
   }

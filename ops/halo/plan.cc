@@ -211,7 +211,7 @@ class HaloPlanner {
     const uint64_t between_nodes = mesh_.dims_between_nodes(cost->ranks_per_node);
     bool crosses_nodes = false;
     for (const int64_t m : cutting) crosses_nodes |= (between_nodes >> m & 1) != 0;
-    plan.peak_bytes = held + (cost->packs ? plan.bytes + plan.bytes_back : 0);
+    plan.peak_bytes = held + (cost->uses_staging_buffers ? plan.bytes + plan.bytes_back : 0);
     if (plan.bytes > 0)
       plan.seconds = cost->collective(Collective::kAllToAll, GroupExtent::of_links(ranks, crosses_nodes),
                                       std::max(plan.bytes, (total + ranks - 1) / ranks));

@@ -112,7 +112,7 @@ bool StepPricer::price(Kind kind, uint64_t dims, const PlacementPointers& before
 
   edge.seconds += cost_.collective(collective_of(edge.kind), GroupExtent::of_links(group, (dims & between_nodes_) != 0),
                                    edge.bytes);
-  if (!cost_.packs || leaves_buffers_out()) return is_allowed(edge.peak_bytes);
+  if (!cost_.uses_staging_buffers || leaves_buffers_out()) return is_allowed(edge.peak_bytes);
   if (std::max(in, out) >= limits_.max_bytes)
     return is_allowed(std::max(in, out) + 1);  // and at least one byte is sent
   edge.peak_bytes = peak_with_buffers(edge, before, after);

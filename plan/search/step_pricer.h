@@ -46,7 +46,7 @@ class StepPricer {
   // Its peak with the buffers of messages. Skipped without a limit: it takes as long as everything else.
   int64_t peak_with_buffers(const PricedStep& edge, const PlacementPointers& before,
                             const PlacementPointers& after) const;
-  bool leaves_buffers_out() const { return cost_.packs && !limits_.any(); }
+  bool leaves_buffers_out() const { return cost_.uses_staging_buffers && !limits_.any(); }
 
   // The smallest limit under which a rejected step would be accepted. Below it, the same steps are rejected.
   int64_t least_refused() const { return least_refused_; }

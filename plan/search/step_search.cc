@@ -34,13 +34,13 @@ void StepSearch::add_landings(const DeviceMesh& mesh, const Placements& from, co
     if (geometry_.size(d) < mesh.shape()[m]) continue;
     // Into how many parts later mesh dims cut this one's: as in `from`, as in `to`, or, if there is no other tensor dim
     // to share the work along, as many as possible.
-    const int ways = landing_dims.size() == 1 ? 3 : 2;
+    const int num_cuts = landing_dims.size() == 1 ? 3 : 2;
     int64_t inner[3] = {1, 1, 1};
     for (size_t later = m + 1; later < from.size(); ++later) {
       const bool cuts[3] = {from[later].is_sharded_on(d), to[later].is_sharded_on(d), !from[later].is_partial()};
       for (int i = 0; i < 3; ++i) inner[i] *= cuts[i] ? mesh.shape()[later] : 1;
     }
-    for (int i = 0; i < ways; ++i) {
+    for (int i = 0; i < num_cuts; ++i) {
       const Placement landing = inner[i] == 1 ? Shard(d) : StridedShard(d, inner[i]);
       const auto same = [&](const Placement* choice) { return *choice == landing; };
       if (landing == to[m] || std::any_of(c.choices.begin() + 3, c.choices.end(), same)) continue;

@@ -90,7 +90,7 @@ bool fit(const TensorMeta& meta, const Layout& before, const Layout& after, cons
          int64_t limit, int64_t hopeless, RedistributeStep& step, int64_t& least) {
   least = step.peak_bytes;
   if (step.peak_bytes <= limit) return true;
-  if (meta.sizes.empty() || !cost.packs || t.held > hopeless) return false;
+  if (meta.sizes.empty() || !cost.uses_staging_buffers || t.held > hopeless) return false;
   const auto messages = messages_between_ranks(meta, before, after);
   if (!messages) return false;
   int64_t longest = 1;
@@ -175,7 +175,7 @@ class TransferRoutes {
 
   // Adds the buffers to the peak of a route of all(), if it was planned without limits.
   void add_buffers(Route& route) const {
-    if (!cost_.packs || limits_.any()) return;
+    if (!cost_.uses_staging_buffers || limits_.any()) return;
     for (RedistributeStep& step : route.steps) {
       if (step.kind != Kind::kTransfer) continue;
       const Layout before = from_.is_boxes() ? from_ : Layout(from_.mesh(), step.before);
@@ -220,7 +220,8 @@ class TransferRoutes {
     step.bytes = t.received;
     step.peak_bytes = t.held;
     const bool unlimited = limit == Limits::kNone;  // later, by add_buffers(), for the routes that are kept
-    if (cost_.packs && !unlimited && t.held <= hopeless) step.peak_bytes = packed_bytes(meta_, before, after, t);
+    if (cost_.uses_staging_buffers && !unlimited && t.held <= hopeless)
+      step.peak_bytes = packed_bytes(meta_, before, after, t);
     step.seconds = cost_.copy(t.held);
     if (t.received > 0) {
       step.seconds += cost_.collective(Collective::kAllToAll, group_, std::max(t.received, t.sent));

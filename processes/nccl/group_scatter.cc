@@ -7,7 +7,7 @@
 
 #include "comm/block_copy.h"
 #include "comm/packed_blocks.h"
-#include "processes/nccl/carriers.h"
+#include "processes/nccl/nccl_types.h"
 
 namespace dtensor::internal {
 namespace {

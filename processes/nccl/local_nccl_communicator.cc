@@ -19,10 +19,10 @@
 #include "comm/local_collectives.h"
 #include "comm/packed_blocks.h"
 #include "comm/reduce_in_order.h"
-#include "processes/nccl/carriers.h"
 #include "processes/nccl/functions.h"
 #include "processes/nccl/group_scatter.h"
 #include "processes/nccl/nccl_comms.h"
+#include "processes/nccl/nccl_types.h"
 
 namespace dtensor::internal {
 namespace {

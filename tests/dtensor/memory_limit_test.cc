@@ -28,7 +28,7 @@ using Catch::Contains;
 DeviceMesh packing_mesh() {
   World world = World::local(4);
   CostModel cost;
-  cost.packs = true;
+  cost.uses_staging_buffers = true;
   set_cost_model(world, cost);
   return DeviceMesh(world, {4}, {"tp"});
 }
@@ -98,7 +98,7 @@ TEST_CASE("the smallest limit in an error's text suffices, and nothing is sent b
 TEST_CASE("max_bytes applies between meshes, too") {
   const World world = World::local(4);
   CostModel cost;
-  cost.packs = true;
+  cost.uses_staging_buffers = true;
   set_cost_model(world, cost);
   const DeviceMesh here(world, {4}, {"a"}), there(world, {2, 2}, {"b", "c"});
   const at::Tensor x = distribute_tensor(float_numbers({64, 64}), here, {Shard(0)});

@@ -185,8 +185,8 @@ class Generator {
     return true;
   }
 
-  // Whether plain LibTorch accepts the call. If it throws after it began to write, the tensors are spoilt: no more
-  // steps then.
+  // Whether plain LibTorch accepts the call. If it throws after it began to write, the values of its tensors are
+  // undefined: no more steps then.
   bool accepted(const Operator& op, const Step& step) {
     const bool writes = op.handle.schema().is_mutable();
     try {

@@ -35,7 +35,7 @@ CostModel unusual() {
   cost.flops_by_dtype = {{at::kDouble, 1e12 / 3}, {at::kFloat8_e4m3fn, 1e15 / 3}, {at::kComplexFloat, 5}};
   cost.operator_latency = 1e-6 / 3;
   cost.operators = {{"view", {{0, 1e-6 / 7}}}, {"aten::mm float32", {{1e3, 1e-5 / 3}, {1e6 / 3, 1e-5}}}};
-  cost.packs = false;
+  cost.uses_staging_buffers = false;
   return cost;
 }
 
@@ -47,7 +47,7 @@ TEST_CASE("a cost model survives JSON", "[cost_model]") {
   CHECK(unusual() != CostModel());
   const auto json = nlohmann::json::parse(unusual().to_json());
   CHECK(json["ranks_per_node"] == 3);
-  CHECK(json["packs"] == false);
+  CHECK(json["uses_staging_buffers"] == false);
   CHECK(json["within_node"].size() == kNumCollectives);
   CHECK(json["between_nodes"]["all_to_all"].contains("bandwidth"));
 }
@@ -95,7 +95,7 @@ TEST_CASE("errors in a cost model name file and field", "[cost_model]") {
       {R"({"operators": {"aten::add": [[8, 1], [8, 2]]}})", "`operators[aten::add]` has the amount 8; give amounts"},
       {R"({"ranks_per_node": 0})", "`ranks_per_node` is 0"},
       {R"({"ranks_per_node": 1.5})", "`ranks_per_node` is 1.5"},
-      {R"({"packs": 1})", "`packs` is 1"},
+      {R"({"uses_staging_buffers": 1})", "`uses_staging_buffers` is 1"},
       {R"({"within_node": 3})", "within_node"},
       {R"({"within_node": {"all_reduce": []}})", "within_node.all_reduce"},
       {"[]", "array"},
@@ -264,7 +264,7 @@ TEST_CASE("worlds and their cost models", "[cost_model]") {
   const World abstract = World::abstract(4), local = World::local(4);
   CHECK(*cost_model(abstract) == CostModel());
   CostModel reads_in_place;
-  reads_in_place.packs = false;
+  reads_in_place.uses_staging_buffers = false;
   CHECK(*cost_model(local) == reads_in_place);
   set_cost_model(local, unusual());
   CHECK(*cost_model(local) == unusual());

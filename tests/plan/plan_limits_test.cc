@@ -18,9 +18,9 @@ namespace {
 
 using Catch::Contains;
 
-PlanOptions within(int64_t peak_bytes, bool packs) {
+PlanOptions within(int64_t peak_bytes, bool uses_staging_buffers) {
   CostModel cost;
-  cost.packs = packs;
+  cost.uses_staging_buffers = uses_staging_buffers;
   return {std::make_shared<const CostModel>(cost), {peak_bytes}};
 }
 
@@ -34,7 +34,7 @@ TEST_CASE("a limit chooses another route") {
   const DeviceMesh mesh = mesh_of({2, 2}, {"a", "b"});
   const auto plan = [&](int64_t limit) {
     return plan_redistribution(mesh, meta_of({8, 8}), layout("P(sum)P(sum)"), layout("RS(0)"),
-                               within(limit, /*packs=*/false));
+                               within(limit, /*uses_staging_buffers=*/false));
   };
   EXPECT_PLAN(plan(512), "ar(a,b), slice");
   CHECK(plan(512).peak_bytes == 512);
@@ -50,8 +50,8 @@ TEST_CASE("a limit chooses another route") {
 
 TEST_CASE("a limit splits an exchange into rounds if messages are packed") {
   const DeviceMesh mesh = mesh_of({4}, {"tp"});
-  const auto plan = [&](int64_t limit, bool packs = true) {
-    return plan_redistribution(mesh, meta_of({64, 64}), {Shard(0)}, {Shard(1)}, within(limit, packs));
+  const auto plan = [&](int64_t limit, bool uses_staging_buffers = true) {
+    return plan_redistribution(mesh, meta_of({64, 64}), {Shard(0)}, {Shard(1)}, within(limit, uses_staging_buffers));
   };
   // 4096 bytes before, as many after, 3072 received and 3072 sent.
   const int64_t parts = 2 * 64 * 64;
@@ -84,7 +84,8 @@ TEST_CASE("a limit splits an exchange into rounds if messages are packed") {
 TEST_CASE("the error of an impossible limit names a sufficient one") {
   const DeviceMesh mesh = mesh_of({4}, {"tp"});
   const auto plan = [&](int64_t limit) {
-    return plan_redistribution(mesh, meta_of({8, 8}), {Shard(0)}, {Replicate()}, within(limit, /*packs=*/false));
+    return plan_redistribution(mesh, meta_of({8, 8}), {Shard(0)}, {Replicate()},
+                               within(limit, /*uses_staging_buffers=*/false));
   };
   CHECK_THROWS_WITH(plan(100), Contains("S(0) -> R") && Contains("f32[8, 8]") && Contains("mesh(tp=4)") &&
                                    Contains("max_bytes is 100") && Contains("every route needs at least 320 bytes"));
@@ -130,10 +131,10 @@ TEST_CASE("random plans stay within limits, and errors name the smallest") {
   const auto property = [] {
     const RandomTensor t;
     const Placements from = t.layout("from"), to = t.layout("to");
-    const bool packs = testing::draw(0, 1) == 0;
-    RC_LOG() << "packs " << packs << std::endl;
+    const bool uses_staging_buffers = testing::draw(0, 1) == 0;
+    RC_LOG() << "uses_staging_buffers " << uses_staging_buffers << std::endl;
     const auto plan = [&](int64_t limit) {
-      return plan_redistribution(t.mesh, t.meta, from, to, within(limit, packs));
+      return plan_redistribution(t.mesh, t.meta, from, to, within(limit, uses_staging_buffers));
     };
     RC_PRE(t.meta.numel() > 0);
     const auto [free, tight] = checked_limits(plan);
@@ -174,9 +175,9 @@ TEST_CASE("random transfers stay within limits, and errors name the smallest") {
     const TensorMeta meta = meta_of(sizes);
     RC_LOG() << "[" << absl::StrJoin(sizes, ", ") << "]" << std::endl;
     const Layout from = draw_layout(world, meta.sizes.size(), "from"), to = draw_layout(world, meta.sizes.size(), "to");
-    const bool packs = testing::draw(0, 1) == 0;
-    RC_LOG() << "packs " << packs << std::endl;
-    const auto plan = [&](int64_t limit) { return plan_transfer(meta, from, to, within(limit, packs)); };
+    const bool uses_staging_buffers = testing::draw(0, 1) == 0;
+    RC_LOG() << "uses_staging_buffers " << uses_staging_buffers << std::endl;
+    const auto plan = [&](int64_t limit) { return plan_transfer(meta, from, to, within(limit, uses_staging_buffers)); };
     const auto [free, tight] = checked_limits(plan);
     for (const RedistributeStep& step : free.steps) {
       if (step.kind != RedistributeStep::Kind::kTransfer && step.peak_bytes == free.peak_bytes &&
@@ -198,7 +199,7 @@ TEST_CASE("a limit splits the steps before and after a transfer, too") {
   };
   const DeviceMesh a = mesh({0, 1, 2, 3}, "a"), b = mesh({4, 5, 6, 7}, "b"), c = mesh({0, 1, 4, 5}, "c");
   const auto plan = [&](const Layout& from, const Layout& to, int64_t limit) {
-    return plan_transfer(meta, from, to, within(limit, /*packs=*/true));
+    return plan_transfer(meta, from, to, within(limit, /*uses_staging_buffers=*/true));
   };
   const auto least = [&](const Layout& from, const Layout& to) -> int64_t {
     try {

@@ -169,7 +169,7 @@ int64_t packed_bytes(const RandomTensor& t, const RedistributeStep& step) {
 
 TEST_CASE("random plans are chains of valid steps", "[plan]") {
   CostModel reads_in_place;
-  reads_in_place.packs = false;
+  reads_in_place.uses_staging_buffers = false;
   const PlanOptions unpacked{std::make_shared<const CostModel>(reads_in_place), {}};
   std::set<Kind> seen;
   const auto property = [&] {
@@ -194,7 +194,8 @@ TEST_CASE("random plans are chains of valid steps", "[plan]") {
         RC_ASSERT(step.is_local() == (step.bytes == 0));
         RC_ASSERT(step.bytes == expected_bytes(t, peers, step));
         const int64_t parts = peers.largest_part(step.before) + peers.largest_part(step.after);
-        RC_ASSERT(step.peak_bytes == (!plan.cost->packs || step.is_local() ? parts : packed_bytes(t, step)));
+        RC_ASSERT(step.peak_bytes ==
+                  (!plan.cost->uses_staging_buffers || step.is_local() ? parts : packed_bytes(t, step)));
         bytes += step.bytes;
         seconds += step.seconds;
         peak = std::max(peak, step.peak_bytes);

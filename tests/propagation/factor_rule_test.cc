@@ -105,7 +105,7 @@ TEST_CASE("sums and products of tensors that broadcast") {
   CHECK(print(strategies(pointwise(call, 2), call)) == "R,R->R,R  S(0),R->S(0),S(0)  S(1),S(0)->S(1),S(1)");
 }
 
-TEST_CASE("blocked dims and absent inputs") {
+TEST_CASE("dims in need_replication are not sharded, and absent inputs take no placement") {
   auto x = spec4({4, 6}), w = spec4({6});
   const char* equation = "...K,K,K->...K,...1,...1";
   CHECK(einsum_strategies("aten::native_layer_norm", {x, w, w}, equation, false) ==

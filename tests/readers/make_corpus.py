@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the first files of tests/readers/corpus: sound ones of every kind, and evil ones by hand.
+"""Makes the first files of tests/readers/corpus: valid ones of every kind, and malformed ones written by hand.
 
   python3 tests/readers/make_corpus.py [FOLDER]
 
@@ -457,7 +457,7 @@ def cost_model():
     link = {"latency": 6.6e-6, "hop_latency": 6e-7, "bandwidth": 8.77e10}
     level = {name: link for name in ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "permute")}
     files = {
-        "whole": json.dumps({"ranks_per_node": 8, "copy_bandwidth": 1e12, "packs": True, "within_node": level, "between_nodes": level}),
+        "whole": json.dumps({"ranks_per_node": 8, "copy_bandwidth": 1e12, "uses_staging_buffers": True, "within_node": level, "between_nodes": level}),
         "empty": "{}",
         "zero": '{"copy_bandwidth": 0}',
         "negative": '{"ranks_per_node": -1}',
@@ -466,7 +466,7 @@ def cost_model():
         "tiny": json.dumps({"within_node": {"all_reduce": {"latency": 5e-324, "hop_latency": 5e-324, "bandwidth": 1.7e308}}}),
         "huge": json.dumps({"between_nodes": {"all_reduce": {"latency": 1e308, "hop_latency": 1e308, "bandwidth": 1e-300}}}),
         "unknown_field": '{"a\\nb": 1}',
-        "nested": '{"packs": ' + "[" * 3000 + "]" * 3000 + "}",
+        "nested": '{"uses_staging_buffers": ' + "[" * 3000 + "]" * 3000 + "}",
         "no_object": "[1]",
     }
     for name, text in files.items():

@@ -47,7 +47,7 @@ class PlanPeers {
   PeerPlan greedy(const Placements& from, const Placements& to, bool all_to_all = false);
 
   // The fewest bytes. Partial in `to` that is not so in `from` counts as Replicate, since filling is free.
-  // Without Partial in `from`, what the neediest rank lacks: one exchange reaches it. With Partial, the best of all
+  // Without Partial in `from`, the most that a rank lacks: one exchange reaches it. With Partial, the best of all
   // sequences of at most four steps: any change of what is not Partial, all-reduces, and reduce-scatters to wherever
   // every rank's part lies in its old one; of equal bytes, the one with the smallest parts. Each mesh dim is as in
   // `from`, as in `to`, replicated, sharded on any tensor dim, or, where it was Partial, a StridedShard within the cuts

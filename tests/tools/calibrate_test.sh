@@ -24,7 +24,7 @@ check "the speeds of three dtypes besides float32, and a start" model \
   'sorted(d["flops_by_dtype"]) == ["bfloat16", "float16", "float64"] and len({d["flops_per_second"], *d["flops_by_dtype"].values()}) == 4 and 0 < d["operator_latency"] < 1e-2'
 check "all numbers are there and positive" model \
   'all(c[k] > 0 for l in ("within_node", "between_nodes") for c in d[l].values() for k in ("latency", "hop_latency", "bandwidth")) and len(d["within_node"]) == 9 and d["copy_bandwidth"] > 0 and 0 < d["flops_per_second"] != 1e14'
-check "ranks of one process read each other's memory" model 'not d["packs"] and d["ranks_per_node"] == 4'
+check "ranks of one process read each other's memory" model 'not d["uses_staging_buffers"] and d["ranks_per_node"] == 4'
 "$plan" --mesh tp=4 --shape 1024,1024 --dtype f32 --from "S(0)" --to "S(1)" --cost_model "$work/model.json" >"$work/out" 2>"$work/err"
 check "a plan with it" test $? = 0
 check "an estimate from it" prints 'all_to_all\(tp\).* (us|ms)$'
@@ -39,7 +39,7 @@ check "three ranks, nothing written" prints '^Not written'
 "$launch" -n 2 -- "$program" --quick --from_env --out "$work/job.json" >"$work/out" 2>"$work/err"
 check "ranks in two processes: one model is written" test $? = 0 -a -s "$work/job.json"
 check "ranks in two processes: one says so" test "$(grep -c "Written to" "$work/out")" = 1
-check "ranks in two processes: they pack what they send" python3 -c "import json, sys; d = json.load(open('$work/job.json')); sys.exit(not (d['packs'] and d['ranks_per_node'] == 2 and len(d['operators']) > 60))"
+check "ranks in two processes: they pack what they send" python3 -c "import json, sys; d = json.load(open('$work/job.json')); sys.exit(not (d['uses_staging_buffers'] and d['ranks_per_node'] == 2 and len(d['operators']) > 60))"
 check "one process is refused" refuses '--from_env: one process; start at least two' --quick --from_env
 check "a device beside processes is refused" refuses '--device: the ranks of a launcher have theirs' --from_env --device cuda:0
 check "one rank" refuses '--ranks 1: give 2 to 1024' --ranks 1

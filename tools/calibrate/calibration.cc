@@ -176,7 +176,7 @@ CostModel Calibration::run() {
   }
   CostModel model;
   model.ranks_per_node = ranks_per_node_;
-  model.packs = world_.communicator().packs();
+  model.uses_staging_buffers = world_.communicator().uses_staging_buffers();
   table_ = absl::StrFormat("%-15s %-13s %-10s %11s %11s %14s %14s %8s\n", "collective", "level", "group", "latency us",
                            "per hop us", "GB/s", "typical error", "worst");
   fit_level(trials, false, model);

@@ -1,4 +1,4 @@
-// NCCL's names for what the table of backends gives it. Internal to //:dtensor_nccl.
+// NCCL's data types and reductions for those of LibTorch and this library.
 #pragma once
 
 #include <c10/core/ScalarType.h>
