@@ -1,4 +1,4 @@
-// Processes that save or load together: they exchange their status before all of them continue or none does. Internal.
+// Processes that save or load together: they exchange their status before all of them continue or none does.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,4 @@
-// Safetensors files and folders as values for modules: what load(module, path) copies into parameters. Internal.
+// Safetensors files and folders as values for modules: what load(module, path) copies into parameters.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// One process of a job writes a file, and all of them learn how that went. Internal.
+// One process of a job writes a file, and all of them learn how that went.
 #pragma once
 
 #include <ATen/core/Tensor.h>

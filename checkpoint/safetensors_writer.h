@@ -1,4 +1,4 @@
-// Writes the tensors of a program to safetensors files. Internal; save_safetensors() and save_hugging_face() use it.
+// Writes the tensors of a program to safetensors files. Used by save_safetensors() and save_hugging_face().
 #pragma once
 
 #include <ATen/core/Tensor.h>

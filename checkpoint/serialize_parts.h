@@ -1,4 +1,4 @@
-// Code shared by saving and loading of modules and of optimizers. Internal.
+// Code shared by saving and loading of modules and of optimizers.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -29,7 +29,7 @@ CollectiveCounts collectives_issued();
 
 namespace internal {
 
-// Internal: communicators call it when one is done.
+// Communicators call it when one is done.
 void count_collective(Collective c);
 
 }  // namespace internal

@@ -1,4 +1,4 @@
-// Checks of collectives before they move anything. Internal to the communicators.
+// Checks of collectives before they move anything.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -1,4 +1,4 @@
-// The text of an error, for another text or another process: without the backtrace that LibTorch adds. Internal.
+// The text of an error, for another text or another process: without the backtrace that LibTorch adds.
 #pragma once
 
 #include <exception>

@@ -1,4 +1,4 @@
-// Whether calls are recorded as a graph instead of run. Internal.
+// Whether calls are recorded as a graph instead of run.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,5 +1,4 @@
-// The collectives among ranks that are all in this process, by copies between their tensors. Internal to the
-// communicators.
+// The collectives among ranks that are all in this process, by copies between their tensors.
 //
 // They may be on several devices: a copy runs on the current streams of both, and the host waits for neither.
 #pragma once

@@ -1,4 +1,4 @@
-// Where NCCL comes in: a program that links //:dtensor_nccl has it, others do without libtorch_cuda. Internal.
+// Where NCCL comes in: a program that links //:dtensor_nccl has it, others do without libtorch_cuda.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,5 +1,4 @@
-// Blocks of messages, one right after the other in a buffer of bytes, so that a plan can compute its size. Internal to
-// the communicators.
+// Blocks of messages, one right after the other in a buffer of bytes, so that a plan can compute its size.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
 // Reductions by exchanges: every addend goes to a tensor of its own, where they are reduced in the order of the group,
-// so that the result is that of one process bit for bit. Internal to the communicators.
+// so that the result is that of one process bit for bit.
 #pragma once
 
 #include <cstdint>

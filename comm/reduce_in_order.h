@@ -1,5 +1,5 @@
 // The reduction of tensors that are in one process, in the same order and precision by every communicator, so that
-// results are the same bit for bit. Internal to the communicators.
+// results are the same bit for bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// reduce_in_order() by a kernel of this library where all memory is of one GPU. Internal to the communicators.
+// reduce_in_order() by a kernel of this library where all memory is of one GPU.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -31,7 +31,7 @@ inline bool has_listeners() {
 bool in_backward();
 
 // The listener of all threads, notified after the scope's; null if there is none. `make` is called once, at the first
-// collective. Internal: for tracing requested by the environment.
+// collective. For tracing requested by the environment.
 CommListener* process_listener();
 void set_process_listener(CommListener* (*make)());
 

@@ -18,7 +18,7 @@ class ForbidWholeGather {
  public:
   explicit ForbidWholeGather(int64_t max_bytes = 0);
 
-  // Internal: the executor calls it before it runs a plan.
+  // The executor calls it before it runs a plan.
   static void check(const RedistributePlan& plan, const CommCause& cause);
 
  private:

@@ -1,4 +1,4 @@
-// A text from every process of a world to all of them. Internal.
+// A text from every process of a world to all of them.
 #pragma once
 
 #include <string>

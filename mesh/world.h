@@ -66,7 +66,8 @@ class World {
   // The ranks of a process group that the program made itself; collectives over all ranks go through it.
   static World from_process_group(c10::intrusive_ptr<c10d::ProcessGroup> group,
                                   c10::Device device = c10::Device(c10::DeviceType::CPU));
-  // n ranks of which this process owns `rank`, on `device`, as all others have theirs on one of that type. Internal.
+  // n ranks of which this process owns `rank`, on `device`, as all others have theirs on one of that type. For
+  // from_env(); programs call that.
   static World of_process(int64_t n, int64_t rank, c10::Device device, std::string name,
                           std::unique_ptr<internal::Communicator> communicator);
 

@@ -1,4 +1,4 @@
-// Signals on which a process writes down its state. Internal.
+// Signals on which a process writes down its state.
 #pragma once
 
 namespace dtensor::internal {

@@ -1,4 +1,4 @@
-// The entries of the flight recorder, as dumps read them. Internal.
+// The entries of the flight recorder, as dumps read them.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// One tensor's card in the picture of a layout. Internal.
+// One tensor's card in the picture of a layout.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The parts of all ranks of a mesh as rectangles in a plane, for pictures. Internal.
+// The parts of all ranks of a mesh as rectangles in a plane, for pictures.
 #pragma once
 
 #include <string>

@@ -33,7 +33,7 @@ std::string layout_text(const Spec& spec);
 
 namespace internal {
 
-// The grid alone; if not to scale, cells are as small as what stands in them. Internal.
+// The grid alone; if not to scale, cells are as small as what stands in them.
 std::string grid_text(const LayoutGrid& grid, bool to_scale);
 
 }  // namespace internal

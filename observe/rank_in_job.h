@@ -1,6 +1,6 @@
 // This process's rank in a job: for the names of the files that it writes (traces, flight dumps) and for their
-// contents, which may be needed before there is a call with ranks. Not for other uses: a call has its own ranks.
-// Internal: a Job sets it when it begins.
+// contents, which may be needed before there is a call with ranks. Not for other uses: a call has its own ranks. A Job
+// sets it when it begins.
 #pragma once
 
 #include <cstdint>

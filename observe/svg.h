@@ -1,4 +1,4 @@
-// Text of SVG elements, for all pictures. Internal.
+// Text of SVG elements, for all pictures.
 #pragma once
 
 #include <string>

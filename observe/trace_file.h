@@ -1,4 +1,4 @@
-// A JSON file that grows and is whole at any moment, also when the process is killed. Internal to CommTrace.
+// A JSON file that grows and is whole at any moment, also when the process is killed.
 #pragma once
 
 #include <sys/types.h>

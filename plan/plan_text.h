@@ -1,4 +1,4 @@
-// Names and numbers in the texts of plans, shared by RedistributePlan::to_string() and explain(). Internal.
+// Names and numbers in the texts of plans, shared by RedistributePlan::to_string() and explain().
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Chooses the strategy of a rule for a call: the cheapest of those that the call may take. Internal to propagate().
+// Chooses the strategy of a rule for a call: the cheapest of those that the call may take.
 #pragma once
 
 #include <utility>

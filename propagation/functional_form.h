@@ -1,4 +1,4 @@
-// Finds the functional form of an operator that writes to its arguments. Internal.
+// Finds the functional form of an operator that writes to its arguments.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// Searches for the cheapest strategy of an operator, or one near it. Internal to propagate().
+// Searches for the cheapest strategy of an operator, or one near it.
 //
 // The strategies of the mesh dims combine freely, so their number is exponential in the mesh dims. If there are few,
 // all are priced. Otherwise a local search starts from some (each input's layout followed; as few changes as possible;

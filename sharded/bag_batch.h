@@ -38,7 +38,7 @@ struct EmbeddingBagOptions : EmbeddingOptions {
   bool include_last_offset = false;
 };
 
-// Internal from here on.
+// Not for programs from here on.
 
 // Bags of one table: bag i has ids[offsets[i]] .. ids[offsets[i + 1] - 1].
 struct BagBatch {

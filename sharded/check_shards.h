@@ -1,4 +1,4 @@
-// Checks of the shards of one rank. Internal.
+// Checks of the shards of one rank.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,4 @@
 // Sends pieces from every rank to every rank, with gradients on the reverse way: one all_to_all per direction.
-// Internal.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// Lookups of every rank in tables that are sharded over all of them, many tables at once. Internal.
+// Lookups of every rank in tables that are sharded over all of them, many tables at once.
 #pragma once
 
 #include <functional>

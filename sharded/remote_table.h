@@ -1,4 +1,4 @@
-// The tensors of this process whose shards other ranks may fetch, by number. Internal.
+// The tensors of this process whose shards other ranks may fetch, by number.
 #pragma once
 
 #include <cstdint>

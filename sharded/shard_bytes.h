@@ -1,4 +1,4 @@
-// A shard as bytes, for another process or a later one. Internal.
+// A shard as bytes, for another process or a later one.
 #pragma once
 
 #include <ATen/core/Tensor.h>

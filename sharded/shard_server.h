@@ -1,4 +1,4 @@
-// Serves shards to other processes, through the job's rendezvous store. Internal.
+// Serves shards to other processes, through the job's rendezvous store.
 //
 // A requester takes a number from the owner's counter, stores its request under that number and waits for the answer
 // there. The owner polls for the next number on a separate thread.

@@ -1,4 +1,4 @@
-// Conversion between the tensors of shards and the parts that plans move. Internal.
+// Conversion between the tensors of shards and the parts that plans move.
 #pragma once
 
 #include "comm/rank_tensors.h"

@@ -1,4 +1,4 @@
-// Lookups in the part of a table on one rank. Internal.
+// Lookups in the part of a table on one rank.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -11,7 +11,7 @@
 // The new file has the permissions of the one that it replaces, not its owner; without one, those that the umask gives.
 // Only a regular file is replaced: folders, devices, pipes and symbolic links are rejected, so a link never becomes a
 // file, and its target is written under its own name only. A process that is killed leaves its unfinished file,
-// "NAME.<16 digits>.unfinished", which may be removed. Internal; independent of tensors.
+// "NAME.<16 digits>.unfinished", which may be removed. Independent of tensors.
 #pragma once
 
 #include <cstddef>

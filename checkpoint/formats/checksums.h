@@ -1,4 +1,4 @@
-// Checksums of a file's data, piece by piece, so that a reader of a part need not read all. Internal.
+// Checksums of a file's data, piece by piece, so that a reader of a part need not read all.
 #pragma once
 
 #include <cstddef>

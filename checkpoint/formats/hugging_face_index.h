@@ -1,4 +1,4 @@
-// The files of Hugging Face's layout, and the index that says which tensor is in which. Internal.
+// The files of Hugging Face's layout, and the index that says which tensor is in which.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// An archive for modules and optimizers to load themselves from, made without running what its file says. Internal.
+// An archive for modules and optimizers to load themselves from, made without running what its file says.
 #pragma once
 
 #include <torch/serialize/input-archive.h>

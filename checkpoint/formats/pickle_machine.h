@@ -1,4 +1,4 @@
-// Python's pickle language, as far as files of torch need it. Internal.
+// Python's pickle language, as far as files of torch need it.
 //
 // The language is a small stack machine. It supports operations for numbers, strings, lists, tuples and dicts; other
 // requests of a pickle (a function's result, an object of a class, a value from outside) go to `hooks`, which support a

@@ -1,4 +1,4 @@
-// The dtypes of the safetensors format that LibTorch has, too. Internal.
+// The dtypes of the safetensors format that LibTorch has, too.
 #pragma once
 
 #include <c10/core/ScalarType.h>

@@ -1,4 +1,4 @@
-// Names of dtypes in torch's pickles. Internal.
+// Names of dtypes in torch's pickles.
 //
 // Old dtypes are given by the class of their storage, "torch.FloatStorage". New ones (float8, unsigned, complex32) have
 // a storage without a type and are given by name, "torch.float8_e5m2", by Python; LibTorch's C++ calls them

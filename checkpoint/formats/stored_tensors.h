@@ -1,4 +1,4 @@
-// Tensors inside torch's pickles: their bytes are records of the zip file that contains the pickle. Internal.
+// Tensors inside torch's pickles: their bytes are records of the zip file that contains the pickle.
 #pragma once
 
 #include <ATen/core/Tensor.h>

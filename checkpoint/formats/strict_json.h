@@ -1,4 +1,4 @@
-// Untrusted JSON from files, as a tree. Internal.
+// Untrusted JSON from files, as a tree.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

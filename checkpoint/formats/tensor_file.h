@@ -1,4 +1,4 @@
-// Writes torch's files. Internal; plain tensors only. Their reader is torch_file.h.
+// Writes torch's files. Plain tensors only. Their reader is torch_file.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// The two kinds of files that torch writes, as values and tensors. Internal; plain tensors only.
+// The two kinds of files that torch writes, as values and tensors. Plain tensors only.
 //
 // Both are zip files with a pickle and its tensors' bytes. What Python's torch.save writes holds dicts, lists and
 // tensors. An archive is what C++ torch::save and torch.jit.save write, and holds objects with attributes, and code:

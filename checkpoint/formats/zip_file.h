@@ -1,4 +1,4 @@
-// The records of a zip archive, as torch writes them: stored, never compressed. Internal.
+// The records of a zip archive, as torch writes them: stored, never compressed.
 //
 //   ZipFile zip("model.pt");
 //   std::string pickle = zip.read_text("data.pkl", 1 << 20);

@@ -1,4 +1,4 @@
-// Parts of a tensor that are one range of every dim, as files hold them. Internal.
+// Parts of a tensor that are one range of every dim, as files hold them.
 #pragma once
 
 #include <cstdint>

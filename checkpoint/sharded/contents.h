@@ -1,4 +1,4 @@
-// The contents of a checkpoint as named tensors and settings: the source of a save, and the target of a load. Internal.
+// The contents of a checkpoint as named tensors and settings: the source of a save, and the target of a load.
 #pragma once
 
 #include <ATen/core/Tensor.h>

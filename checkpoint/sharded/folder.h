@@ -1,4 +1,4 @@
-// The folder of a checkpoint. Internal.
+// The folder of a checkpoint.
 #pragma once
 
 #include <string>

@@ -1,4 +1,4 @@
-// The manifest of a checkpoint, the file checkpoint.json in its folder: its contents and their files. Internal.
+// The manifest of a checkpoint, the file checkpoint.json in its folder: its contents and their files.
 //
 // It is written last and replaced in one step, so that it names complete files only. It contains its own checksum.
 #pragma once

@@ -1,6 +1,5 @@
 // One file of a checkpoint: the parts of tensors that one rank wrote, with checksums. A safetensors file, which other
 // programs can read, too: PyTorch's distributed checkpoints (HuggingFaceStorageReader) by its DCP_SHARDING_INFO.
-// Internal.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// The files of a save: which part of which tensor goes into which. Internal.
+// The files of a save: which part of which tensor goes into which.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Which rank writes which part of a tensor into a checkpoint. Depends on layouts only, so that every process computes
-// the same. Internal.
+// the same.
 #pragma once
 
 #include <cstdint>

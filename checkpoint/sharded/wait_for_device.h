@@ -1,4 +1,4 @@
-// Synchronises GPU work between threads. Internal.
+// Synchronises GPU work between threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// The states of LibTorch's optimizers, by name. The only code that depends on their classes. Internal.
+// The states of LibTorch's optimizers, by name. The only code that depends on their classes.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
 // Even cuts (all ranks get as much) as digits of an index: the overlap of two such layouts can be computed without
-// visiting ranks. Internal to LayoutGeometry.
+// visiting ranks.
 //
 // An index into a tensor dim is a number of mixed radix. A dim of 12 over mesh dims of 2 and 3, both Shard, has the
 // digits "which half" (stride 6), tied to the first mesh dim, "which third of it" (stride 2), tied to the second, and a

@@ -1,5 +1,5 @@
 // The data that a step between two layouts of one tensor on one mesh moves, without visiting the ranks where their
-// parts are regular. Internal to the planner.
+// parts are regular.
 #pragma once
 
 #include <cstdint>

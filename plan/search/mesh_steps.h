@@ -1,4 +1,4 @@
-// The steps of a plan on one mesh, for planners that add others before or after them. Internal to the planner.
+// The steps of a plan on one mesh, for planners that add others before or after them.
 #pragma once
 
 #include <cstdint>

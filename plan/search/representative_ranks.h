@@ -1,5 +1,4 @@
-// For uneven cuts, a few representative ranks of a mesh whose parts determine the maximum over all. Internal to
-// LayoutGeometry.
+// For uneven cuts, a few representative ranks of a mesh whose parts determine the maximum over all.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// Prices one step of a redistribution: bytes, memory, time, and the rounds that a limit requires. Internal to the
-// planner.
+// Prices one step of a redistribution: bytes, memory, time, and the rounds that a limit requires.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // The search for the cheapest steps between two layouts on one mesh, over the graph described in
-// redistribute_planner.h. Internal to the planner.
+// redistribute_planner.h.
 #pragma once
 
 #include <cstdint>

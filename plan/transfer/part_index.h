@@ -1,4 +1,4 @@
-// The parts of a tensor on its ranks: by rank, and by location. Internal to the planner.
+// The parts of a tensor on its ranks: by rank, and by location.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@ namespace dtensor::internal {
 std::vector<Message> transfer_messages(const TensorMeta& meta, const Layout& before, const Layout& after);
 
 // The same for all ranks, without messages from a rank to itself; nullopt if there are more than 2^18, which takes too
-// long. Internal to the planner, like the following.
+// long. For the planner, like the following.
 std::optional<std::vector<Message>> messages_between_ranks(const TensorMeta& meta, const Layout& before,
                                                            const Layout& after);
 

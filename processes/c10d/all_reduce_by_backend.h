@@ -1,5 +1,4 @@
-// Reductions by the backend itself, where the table of comm/backend_capabilities.h allows. Internal to the
-// communicator.
+// Reductions by the backend itself, where the table of comm/backend_capabilities.h allows.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
-// Compares what the ranks of a group are about to do or have done, as DTENSOR_DEBUG asks for: when to
-// compare. What is compared, and the error, are in call_mismatch.h. Internal to the communicator.
+// Compares what the ranks of a group are about to do or have done, as DTENSOR_DEBUG asks for: when to compare. What is
+// compared, and the error, are in call_mismatch.h.
 #pragma once
 
 #include <cstdint>

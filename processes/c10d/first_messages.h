@@ -1,6 +1,6 @@
 // The first messages of each collective on CPU, before any data whose size only the sender knows: of a fixed size, to
 // every other member of the group, with a fingerprint of the call and the number of bytes that will follow. They
-// contain small parts, so that these need no further message. Internal to the communicator.
+// contain small parts, so that these need no further message.
 //
 // A backend that gets more or fewer bytes than it expects may end the process; this detects the mismatch first.
 #pragma once

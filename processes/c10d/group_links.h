@@ -1,5 +1,4 @@
-// The groups of one rank and the backends that connect them, each made when its ranks first communicate. Internal to
-// the communicator.
+// The groups of one rank and the backends that connect them, each made when its ranks first communicate.
 #pragma once
 
 #include <ATen/core/Tensor.h>

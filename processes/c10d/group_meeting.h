@@ -1,5 +1,5 @@
 // How the members of a group meet at the store before they connect, and find out there that they have not come to make
-// the same group. Internal to GroupLinks.
+// the same group.
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,4 @@
-// One collective of one group, from its call on this rank: how it is begun, and whether the caller waits. Internal to
-// the communicator.
+// One collective of one group, from its call on this rank: how it is begun, and whether the caller waits.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,5 +1,5 @@
 // Which call of a group moved a tensor last. Ranks compare that, too: one that moves a tensor again, of which the
-// others remember what it became, makes a call that looks like the others' next one. Internal to the communicator.
+// others remember what it became, makes a call that looks like the others' next one.
 //
 // Depends on the calls of the group alone, so that it is the same on all ranks, whatever else they do with the tensors.
 #pragma once

@@ -1,5 +1,5 @@
 // An exchange of this rank as an alltoall_base takes it: one buffer of bytes to send and one to receive, cut by the
-// positions of the group. Any dtypes and any number of blocks travel together. Internal to the communicator.
+// positions of the group. Any dtypes and any number of blocks travel together.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Exchanges between the processes of a group, and what is made of them. Internal to the communicator.
+// Exchanges between the processes of a group, and what is made of them.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,4 @@
 // A collective on CPU that takes several calls of the backend, of which each needs what the one before has brought.
-// Internal to the communicator.
 #pragma once
 
 #include <functional>

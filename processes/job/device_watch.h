@@ -1,5 +1,5 @@
 // Watches calls that run on devices while the host does not wait: they must end in time, and the other ranks they need
-// must be alive. When the job fails, the groups on devices are aborted. Internal to Job. Thread-safe.
+// must be alive. When the job fails, the groups on devices are aborted. Thread-safe.
 #pragma once
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// Finds the rank at fault when a call of several ranks does not end. Internal to Job.
+// Finds the rank at fault when a call of several ranks does not end.
 #pragma once
 
 #include <chrono>

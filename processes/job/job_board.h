@@ -1,5 +1,4 @@
 // Messages between the ranks of a job through its store: their hosts, a failure, their activity, that they have left.
-// Internal to Job.
 //
 // Errors (std::exception): the store is gone, or does not answer within two seconds, which is known at once the next
 // time. Thread-safe.

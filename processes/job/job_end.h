@@ -1,4 +1,4 @@
-// The end of a rank's use of a job: whether the members of its groups have made as many calls as it. Internal to Job.
+// The end of a rank's use of a job: whether the members of its groups have made as many calls as it.
 #pragma once
 
 #include <cstdint>

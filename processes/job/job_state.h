@@ -1,4 +1,4 @@
-// The state of one rank of a job: its activity, and whether the job has failed. Internal to Job. Thread-safe.
+// The state of one rank of a job: its activity, and whether the job has failed. Thread-safe.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>

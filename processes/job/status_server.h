@@ -1,6 +1,6 @@
 // Reports a rank's activity at the socket of its address (rank_address.h), to tools/flight --attach. On a thread of its
 // own, so that a rank answers even if it is stuck in a collective, in a kernel, or anywhere else. Only processes of the
-// same user get an answer. Internal to Job.
+// same user get an answer.
 //
 //   StatusServer server({"4f2a", /*rank=*/0, /*size=*/4, ::getpid()}, [] { return "I am well\n"; });
 #pragma once

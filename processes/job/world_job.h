@@ -1,4 +1,4 @@
-// The job to which the ranks of a world belong, for what goes past its communicator. Internal: an attachment of worlds.
+// The job to which the ranks of a world belong, for what goes past its communicator. An attachment of worlds.
 #pragma once
 
 #include <cstdint>

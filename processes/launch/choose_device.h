@@ -1,4 +1,4 @@
-// Which backend and device the rank of this process uses. Internal.
+// Which backend and device the rank of this process uses.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,4 +1,4 @@
-// The stores of files that this process holds besides those of its worlds. Internal.
+// The stores of files that this process holds besides those of its worlds.
 //
 // c10d's FileStore lowers a count in the file when it is destroyed, and then removes the file if the count is 0.
 // Between the two another rank may open the file for its next world. So each process that has made a world there holds

@@ -1,5 +1,4 @@
 // The rendezvous store of a job: given by the program or the user, else derived from the launcher's variables.
-// Internal.
 #pragma once
 
 #include "processes/launch/job_place.h"

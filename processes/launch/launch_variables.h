@@ -1,4 +1,4 @@
-// Reads what one launcher set, with errors that name the variable, its value and the launcher. Internal.
+// Reads what one launcher set, with errors that name the variable, its value and the launcher.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// The store at which the ranks of a job meet (launch_env.h says which). Internal.
+// The store at which the ranks of a job meet (launch_env.h says which).
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>

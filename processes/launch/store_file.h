@@ -1,4 +1,4 @@
-// The file at which the ranks of a job meet, and whether it is still the one. Internal.
+// The file at which the ranks of a job meet, and whether it is still the one.
 #pragma once
 
 #include <atomic>

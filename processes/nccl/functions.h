@@ -1,4 +1,4 @@
-// The functions of this folder for comm/nccl.h; comments on arguments are there. Internal to //:dtensor_nccl.
+// The functions of this folder for comm/nccl.h; comments on arguments are there.
 #pragma once
 
 #include <c10/core/Device.h>

@@ -1,4 +1,4 @@
-// The reduce_scatter of one group of GPUs of this process. Internal to //:dtensor_nccl.
+// The reduce_scatter of one group of GPUs of this process.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// NCCL communicators that connect distinct GPUs of this process, and the calls on them. Internal to //:dtensor_nccl.
+// NCCL communicators that connect distinct GPUs of this process, and the calls on them.
 #pragma once
 
 #include <cuda_runtime_api.h>
