@@ -11,8 +11,8 @@
   size        no file is longer than MAX_FILE_LINES, and no function than MAX_FUNCTION_LINES
   threads     nothing calls at::parallel_for, which starts no threads in sources that clang compiled; parallel_for() does
   root        no more than MAX_FOLDERS folders at the top
-  words       comments and string literals of sources (test names and error texts among them), and the pages of PROSE,
-              contain none of BANNED_WORDS
+  words       comments and string literals of sources (test names and error texts among them), scripts, and the pages
+              and files of PROSE contain none of BANNED_WORDS
   --format    clang-format-14 would change nothing; skipped, saying so, where that is not installed
 
 Prints a line per fault; exits 1 if there is one.
@@ -46,9 +46,14 @@ FORWARD = re.compile(r"(?:class|struct|enum class) \w+;")
 NAME = re.compile(r"^(?:(?:struct|class|union|enum(?: class)?) (\w+)|(?:static |constexpr |const )[^=;(]*?\b(k[A-Z]\w*))", re.M)
 CLANG_FORMAT = "clang-format-14"
 # A comment or test name with one of these lacks a subject, or has a metaphor where there is a term.
-BANNED_WORDS = ["nobody", "somebody", "whoever", "strayed", "at home", "given away", "anew"]
+BANNED_WORDS = ["nobody", "somebody", "whoever", "strayed", "at home", "given away", "anew", "is told", "who asks",
+                "who comes"]
 BANNED = re.compile(r"\b(?:" + "|".join(word.replace(" ", r"\s+") for word in BANNED_WORDS) + r")\b", re.I)
-PROSE = ["CONTRIBUTING.md", "README.md", "docs"]
+PROSE = ["BUILD.bazel", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "docs"]
+SOURCES = (".h", ".cc", ".cu")
+SCRIPTS = (".py", ".sh", ".bzl", "BUILD.bazel")
+# These name the words.
+WITH_BANNED_WORDS = ["tools/check_source.py", "tests/tools/source_test.sh"]
 # Of the library and programs. Longer ones hold more than one idea.
 MAX_FILE_LINES = 350
 MAX_FUNCTION_LINES = 60
@@ -57,12 +62,12 @@ TEXT = re.compile(r'R"(?P<mark>[^()\s]*)\((?:.*?)\)(?P=mark)"|"(?:[^"\\\n]|\\.)*
                   r'|//[^\n]*|/\*.*?\*/', re.S)
 
 
-def sources(root, folders):
+def sources(root, folders, endings=SOURCES):
     for folder in folders:
         for where, inner, files in os.walk(os.path.join(root, folder)):
             inner[:] = sorted(d for d in inner if not d.startswith("."))
             for name in sorted(files):
-                if name.endswith((".h", ".cc", ".cu")):
+                if name.endswith(endings):
                     yield os.path.relpath(os.path.join(where, name), root)
 
 
@@ -185,11 +190,17 @@ def pages(root, names):
             yield name
 
 
+def worded_files(root):
+    folders = LAYERS + PROGRAMS + ["tests"]
+    scripts = sources(root, [*folders, "third_party"], SCRIPTS)
+    return [*sources(root, folders), *(path for path in scripts if path not in WITH_BANNED_WORDS), *pages(root, PROSE)]
+
+
 def word_faults(root, paths):
     faults = []
     for path in paths:
         text = read(root, path)
-        parts = [(0, text)] if path.endswith(".md") else [(m.start(), m.group()) for m in TEXT.finditer(text)]
+        parts = [(m.start(), m.group()) for m in TEXT.finditer(text)] if path.endswith(SOURCES) else [(0, text)]
         for start, part in parts:
             for found in BANNED.finditer(part):
                 line = text.count("\n", 0, start + found.start()) + 1
@@ -251,7 +262,7 @@ def main(arguments):
     includes = {path: INCLUDE.findall(read(root, path)) for path in sources(root, LAYERS + PROGRAMS)}
     faults = (direction_faults(includes) + cycle_faults(includes, unit_of) + cycle_faults(includes, room_of) +
               namespace_faults(root, includes) + name_faults(root, sources(root, LAYERS)) + size_faults(root, includes) +
-              word_faults(root, [*sources(root, LAYERS + PROGRAMS + ["tests"]), *pages(root, PROSE)]) +
+              word_faults(root, worded_files(root)) +
               thread_faults(root, sources(root, LAYERS)) + root_faults(root))
     if formats:
         faults += format_faults(root, list(sources(root, LAYERS + PROGRAMS + ["tests"])))

@@ -81,6 +81,15 @@ plant mesh/world.cc ''
 plant docs/design.md 'A tensor that nobody reads.'
 says "docs/design.md:1: 'nobody' is one of BANNED_WORDS"
 rm -r "$tree/docs"
+plant CHANGELOG.md '## 1' 'The caller is told.'
+says "CHANGELOG.md:2: 'is told' is one of BANNED_WORDS"
+rm "$tree/CHANGELOG.md"
+plant tools/gpu/run.sh 'set -e' '# The rank who asks waits.'
+says "tools/gpu/run.sh:2: 'who asks' is one of BANNED_WORDS"
+rm -r "$tree/tools"
+plant third_party/mpi/BUILD.bazel '# The rank who comes last waits.'
+says "third_party/mpi/BUILD.bazel:1: 'who comes' is one of BANNED_WORDS"
+rm -r "$tree/third_party"
 for n in $(seq 18); do mkdir -p "$tree/folder$n"; done
 says "20 folders at the root"
 
