@@ -18,7 +18,7 @@ from rows import Rows
 
 WORKLOAD = "overhead of calls next to PyTorch's DTensor"
 PAIRS = 60
-LEAST = 0.01  # us: a smaller overhead cannot be told from noise
+LEAST = 0.01  # us: a smaller overhead cannot be distinguished from noise
 
 
 def times_of(call, repetitions):

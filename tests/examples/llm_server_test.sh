@@ -29,7 +29,7 @@ run --write --requests "$work/requests"
 check "in one process" test $? = 0
 check "the tokens of one device" prints '^greedy tokens of 6 of 6 requests are those of one device$'
 check "no misses" prints '^strategy cache: 0 misses'
-check "tells the time" prints '^time per token: [0-9.]+ ms, on one device [0-9.]+ ms$'
+check "prints the time" prints '^time per token: [0-9.]+ ms, on one device [0-9.]+ ms$'
 check "loads parts" loads_parts
 check "answers as many tokens as were asked for" test "$(sed -n 's/^request 3: .*: //p' "$work/out" | wc -w)" = 12
 answers >"$work/one"

@@ -22,8 +22,8 @@ run --text "$work/text" --steps 6 --double --sample 20 --svg "$work/layout.svg"
 check "runs on (dp=2, tp=2)" test $? = 0
 check "losses of one device, to 1e-9" difference_below 1e-9
 check "no misses after step 2" prints '; 0 misses after step 2'
-check "tells the communication by kind" prints '^  all_reduce +[0-9]+ calls'
-check "tells the communication by cause" prints 'gradients of parameters \(backward\) +[0-9]+'
+check "prints the communication by kind" prints '^  all_reduce +[0-9]+ calls'
+check "prints the communication by cause" prints 'gradients of parameters \(backward\) +[0-9]+'
 check "parameters take less than on one device" awk '/^Parameters:/ { ok = $2 + 0 < $6 + 0 } END { exit !ok }' "$work/out"
 check "draws the layouts" grep -q '<svg' "$work/layout.svg"
 check "generates text" prints '^Sample:'

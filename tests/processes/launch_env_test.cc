@@ -195,7 +195,7 @@ TEST_CASE("launch_env: precedence of launchers") {
   // A batch script, which is no step.
   all = with(all, {{"SLURM_STEP_ID", "(unset)"}, {"SLURM_STEP_NODELIST", "(unset)"}});
   CHECK(find_job_place({}, of(all)).launcher == Launcher::kNone);
-  // Also where the place cannot be told.
+  // Also where the place is not known.
   CHECK(find_launcher({}, of({{"RANK", "x"}})) == Launcher::kTorchrun);
   CHECK(find_launcher({}, of({})) == Launcher::kNone);
 }

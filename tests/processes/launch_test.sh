@@ -343,8 +343,8 @@ check "restarts: each is reported" says 'launch: attempt 1: rank 2 exited with c
 check "restarts: and nothing else" test "$(wc -l < "$work/err")" = 2
 check "restarts: no store is left" nothing_left
 run -n 2 --grace 0.1 --max-restarts=2 -- sh -c '[ $RANK = 0 ] || exit $((10 + TORCHELASTIC_RESTART_COUNT)); sleep 100'
-check "restarts in vain: the code of the last attempt" exits_with 12
-check "restarts in vain: the last report" says 'launch: attempt 2: rank 1 exited with code 12; rank 0 was stopped'
+check "every attempt fails: the code of the last one" exits_with 12
+check "every attempt fails: the last report" says 'launch: attempt 2: rank 1 exited with code 12; rank 0 was stopped'
 rm -f "$work/pids"
 run -n 2 --grace 0.1 --max-restarts 1 -- bash -c "$descend"'; [ $TORCHELASTIC_RESTART_COUNT = 1 ] || { [ $RANK = 1 ] && sleep 0.5 && exit 1; sleep 100; }
   while read -r pid; do ! kill -0 $pid || echo "left: $pid"; done < <(head -6 '"$work"'/pids)'

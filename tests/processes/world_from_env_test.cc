@@ -91,7 +91,7 @@ TEST_CASE("world_from_env: the rendezvous file remains after a world") {
 }
 
 TEST_CASE("world_from_env: options set the rendezvous") {
-  // A port that was free on rank 0 a moment ago, told to all through the launcher's store.
+  // A port that was free on rank 0 a moment ago, sent to all through the launcher's store.
   JobPlace place = find_job_place({});
   const auto store = open_store(place);
   if (place.rank == 0) {

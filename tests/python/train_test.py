@@ -30,7 +30,7 @@ def torch_release():
     return tuple(int(n) for n in torch.__version__.split("+")[0].split(".")[:2])
 
 
-# ---- a model that knows nothing of meshes -----------------------------------------------------------------------------
+# ---- a model that is written without meshes ---------------------------------------------------------------------------
 
 VOCAB, WIDTH, HEADS, HIDDEN, LENGTH, BATCH = 23, 12, 2, 13, 6, 6
 

@@ -33,7 +33,7 @@ check "and not those before" lacks '^  1  completed: 0,1'
 check "the last calls, with =" code 0 "$work/dump_0" "$work/dump_1" --last=1
 check "are fewer" lacks '^  2  completed: 0,1'
 check "help" code 0 --help
-check "tells how" prints 'DUMP\.\.\.'
+check "prints the usage" prints 'DUMP\.\.\.'
 dump 1 all_gather all_to_all
 check "ranks that part" code 1 "$work/dump_0" "$work/dump_1"
 check "where they do" prints '^First divergence: rank 0 made all_reduce .* as call 2 over group 0,1 \(tp\)\.$'
