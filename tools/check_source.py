@@ -12,7 +12,8 @@
   threads     nothing calls at::parallel_for, which starts no threads in sources that clang compiled; parallel_for() does
   root        no more than MAX_FOLDERS folders at the top
   words       comments and string literals of sources (test names and error texts among them), scripts, and the pages
-              and files of PROSE contain none of BANNED_WORDS
+              and files of PROSE contain none of BANNED_WORDS; comments of headers outside internal/ have no "Internal",
+              which their namespace says
   --format    clang-format-14 would change nothing; skipped, saying so, where that is not installed
 
 Prints a line per fault; exits 1 if there is one.
@@ -49,6 +50,7 @@ CLANG_FORMAT = "clang-format-14"
 BANNED_WORDS = ["nobody", "somebody", "whoever", "strayed", "at home", "given away", "anew", "is told", "who asks",
                 "who comes"]
 BANNED = re.compile(r"\b(?:" + "|".join(word.replace(" ", r"\s+") for word in BANNED_WORDS) + r")\b", re.I)
+INTERNAL = re.compile(r"//.*\bInternal\b")
 PROSE = ["BUILD.bazel", "CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", "docs"]
 SOURCES = (".h", ".cc", ".cu")
 SCRIPTS = (".py", ".sh", ".bzl", "BUILD.bazel")
@@ -209,6 +211,12 @@ def word_faults(root, paths):
     return faults
 
 
+def internal_faults(root, paths):
+    return [f"{path}:{number}: its namespace says that it is internal; leave the word out"
+            for path in paths if path.endswith(".h") and "/internal/" not in path
+            for number, line in enumerate(read(root, path).splitlines(), 1) if INTERNAL.search(line)]
+
+
 def size_faults(root, paths):
     faults = []
     for path in paths:
@@ -262,7 +270,7 @@ def main(arguments):
     includes = {path: INCLUDE.findall(read(root, path)) for path in sources(root, LAYERS + PROGRAMS)}
     faults = (direction_faults(includes) + cycle_faults(includes, unit_of) + cycle_faults(includes, room_of) +
               namespace_faults(root, includes) + name_faults(root, sources(root, LAYERS)) + size_faults(root, includes) +
-              word_faults(root, worded_files(root)) +
+              word_faults(root, worded_files(root)) + internal_faults(root, includes) +
               thread_faults(root, sources(root, LAYERS)) + root_faults(root))
     if formats:
         faults += format_faults(root, list(sources(root, LAYERS + PROGRAMS + ["tests"])))

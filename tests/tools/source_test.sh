@@ -71,6 +71,11 @@ plant tests/mesh_test.cc '' 'TEST_CASE("a mesh is at  Home")'
 says "tests/mesh_test.cc:2: 'at Home' is one of BANNED_WORDS"
 rm -r "$tree/tests"
 python3 "$check" "$tree" > /dev/null || fail "an identifier is taken for a word"
+plant mesh/mesh.h '#pragma once' '// Steps of a plan. Internal to the planner.'
+says "mesh/mesh.h:2: its namespace says that it is internal"
+plant mesh/internal/steps.h '// Internal.'
+plant mesh/mesh.h '#pragma once' '// InternalError is thrown; internal/ has the rest.'
+python3 "$check" "$tree" > /dev/null || fail "another word is taken for Internal"
 plant mesh/world.cc $(seq 351 | sed 's/.*/;/')
 says "mesh/world.cc: has 351 lines, more than 350"
 plant mesh/world.cc 'int sum(int a,' '        int b) {' $(seq 58 | sed 's/.*/;/') '}'
