@@ -45,7 +45,7 @@ class RuleRegistry {
     enum class Kind { kRule, kHandler } kind = Kind::kRule;
     std::string file;  // "ops/reduction/softmax.cc": the file of its RuleFamily; empty: the program added it
   };
-  std::vector<Entry> entries() const;  // by `op`, a rule before a handler. docs/operators.md lists the library's
+  std::vector<Entry> entries() const;  // by `op`, a rule before a handler. docs/tables/operators.md lists the library's
 
   // Names as for add(). An operator with a handler may have a rule, too, for the handler's own use. Add it before the
   // operator is first called.

@@ -4,7 +4,7 @@
 //   ./bazelw run //tools:verify_rules -- --full
 //   ./bazelw run //tools:verify_rules -- --op aten::mm
 //   ./bazelw run //tools:verify_rules -- --list          # the operators, and those without a sample
-//   ./bazelw run //tools:verify_rules -- --write         # the table of layouts in docs/operator_layouts.md
+//   ./bazelw run //tools:verify_rules -- --write         # the table of layouts in docs/tables/operator_layouts.md
 //
 // Exit code 1: a rule is wrong, or communicates without need.
 #include <ATen/Parallel.h>
@@ -389,7 +389,7 @@ int run() {
     ++wrong;
   }
   if (!is_part) {
-    const tools::PageTable page = {"docs/operator_layouts.md", "table of layouts", "//tools:verify_rules"};
+    const tools::PageTable page = {"docs/tables/operator_layouts.md", "table of layouts", "//tools:verify_rules"};
     wrong += tools::make_page_table(page, table_of(rows));
   }
   if (std::getenv("TEST_TARGET") != nullptr) {  // an operator is a test case

@@ -1,4 +1,5 @@
-// The table of operators in docs/operators.md: which file has the rule or the handler of each. From the registry.
+// The table of operators in docs/tables/operators.md: which file has the rule or the handler of each. From the
+// registry.
 //
 //   ./bazelw run //tools:operator_table              # prints it
 //   ./bazelw run //tools:operator_table -- --write   # puts it into the page
@@ -42,7 +43,7 @@ std::map<std::string, Row> rows() {
 
 std::string links(const std::set<std::string>& files) {
   const auto link = [](std::string* text, const std::string& file) {
-    absl::StrAppend(text, "[", file, "](../", file, ")");
+    absl::StrAppend(text, "[", file, "](../../", file, ")");
   };
   return absl::StrJoin(files, ", ", link);
 }
@@ -136,9 +137,10 @@ std::string table_of_others() {
 }
 
 int run() {
-  const int first = make_page_table({"docs/operators.md", "table of operators", "//tools:operator_table"}, table());
-  const int second =
-      make_page_table({"docs/operators.md", "table of other operators", "//tools:operator_table"}, table_of_others());
+  const int first =
+      make_page_table({"docs/tables/operators.md", "table of operators", "//tools:operator_table"}, table());
+  const int second = make_page_table({"docs/tables/operators.md", "table of other operators", "//tools:operator_table"},
+                                     table_of_others());
   return first != 0 ? first : second;
 }
 
