@@ -75,7 +75,7 @@ struct RedistributePlan {
   std::shared_ptr<const CostModel> cost;
   Limits limits;
 
-  // The blocks to send: computed by the executor at the first run, shared by copies of the plan. Internal.
+  // The blocks to send: computed by the executor at the first run, shared by copies of the plan.
   struct Schedule;
   std::shared_ptr<Schedule> schedule;
 

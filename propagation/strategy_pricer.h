@@ -1,5 +1,4 @@
 // Prices a strategy: the redistributions of the inputs, the work of each rank, and the reductions that are deferred.
-// Internal to propagate().
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // The blocks that the steps of a plan move, for the ranks that this process owns: computed at the plan's first run, so
-// that later runs need no geometry. Internal to the executor.
+// that later runs need no geometry.
 #pragma once
 
 #include <cstdint>
