@@ -261,7 +261,10 @@ Pricer::InputsOfPartial Pricer::inputs_of_partial(const Strategy& s, int64_t d) 
     in.moves = in.moves || (given.is_sharded() && !taken.is_partial() && given != taken);
     in.fills = in.fills || (given.is_sharded() && taken.is_partial());
     in.reduces = in.reduces || (given.is_partial() && !taken.is_partial());
+    in.scaled = in.scaled || (taken.is_replicate() && !spec.meta().wrapped_number);
     in.multiplied = in.multiplied || (taken.is_replicate() && spec.meta().numel() > 1);
+    in.are_numbers = in.are_numbers && spec.meta().numel() == 1;
+    in.extreme = taken.is_partial() && (taken.reduce_op() == ReduceOp::kMin || taken.reduce_op() == ReduceOp::kMax);
     if (!taken.is_partial()) continue;
     in.reduction += g.count * reduction(spec.meta(), spec.placements(), d);
     in.elements = std::max(in.elements, spec.meta().numel());
@@ -270,9 +273,10 @@ Pricer::InputsOfPartial Pricer::inputs_of_partial(const Strategy& s, int64_t d) 
 }
 
 // A Partial that stays Partial is reduced later, which takes `later`. That is useless where another input is gathered
-// to be added to it, or is reduced in this call anyway, and where it is multiplied by a tensor, and the product costs
-// more to reduce than the input. If factors are read again, an equal cost is enough: the next operator reads the same
-// input reduced. For views no deferral is useless.
+// to be added to it, or is reduced in this call anyway; where a number is scaled by another, or a minimum or maximum
+// shifted, as these are usually read more than once (a sum may still be added to other sums, as of losses); and where
+// it is multiplied by a tensor, and the product costs more to reduce than the input. If factors are read again, an
+// equal cost is enough: the next operator reads the same input reduced. For views no deferral is useless.
 bool Pricer::is_useless_deferral(const InputsOfPartial& in, Picoseconds later) const {
   if (in.reduction == 0 || problem_.is_view) return false;
   const auto grows = [&](const auto& meta) { return meta && meta->numel() > in.elements; };
@@ -280,7 +284,8 @@ bool Pricer::is_useless_deferral(const InputsOfPartial& in, Picoseconds later) c
   const double at_most = (is_whole ? kMaxPadGrowth : kSizeTolerance) * static_cast<double>(in.reduction);
   const bool is_dearer =
       in.multiplied ? !defers_past_product(in.reduction, later) : static_cast<double>(later) > at_most;
-  return is_dearer || in.fills || in.reduces;
+  const bool one_extreme = in.extreme && groups_.size() == 1 && groups_[0].count == 1;
+  return is_dearer || in.fills || in.reduces || (in.are_numbers && (in.scaled || one_extreme));
 }
 
 // A Partial result implies a later reduction. Along a mesh dim it is part of the price

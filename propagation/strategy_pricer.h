@@ -107,7 +107,10 @@ class Pricer {
     bool moves = false;         // a sharded one moves to another dim, or to all ranks
     bool fills = false;         // a sharded one becomes Partial
     bool reduces = false;       // a Partial one is reduced
+    bool scaled = false;        // one is whole, and no plain number
     bool multiplied = false;    // one is whole, and has several elements
+    bool are_numbers = true;    // all have one element
+    bool extreme = false;       // the only one is a Partial minimum or maximum
     int64_t elements = 0;       // of the largest that was Partial and stays so
     Picoseconds reduction = 0;  // to reduce those that were Partial and stay so
   };
