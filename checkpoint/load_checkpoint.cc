@@ -118,7 +118,8 @@ class Loader {
       plan_part(known, tensor, meta.spec->local_layout(static_cast<int64_t>(i)), meta.locals[i]);
   }
 
-  void plan_part(const std::string& name, const ManifestTensor& tensor, const Part& part, const at::Tensor& memory) {
+  void plan_part(const std::string& name, const ManifestTensor& tensor, const LocalLayout& part,
+                 const at::Tensor& memory) {
     TORCH_CHECK_VALUE(memory.layout() == at::kStrided && !memory.is_meta(), "'", name, "' has no values: it is ",
                       memory.layout(), " on ", memory.device());
     TORCH_CHECK_VALUE(at::has_internal_overlap(memory) != at::MemOverlap::Yes, "'", name,

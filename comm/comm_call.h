@@ -18,7 +18,7 @@ namespace dtensor::internal {
 class CommWork;  // comm_work.h
 
 struct CommCall {
-  const Group* group = nullptr;
+  const RankGroups* group = nullptr;
   // The owned ranks, in the order of the tensors: mesh.local_ranks().
   absl::Span<const int64_t> ranks;
   // The event to report. `collective`, `seconds`, `backward`, `mesh_dims`, `group_size` and `received_bytes` are filled

@@ -37,7 +37,7 @@ class LastAnswer {
 
 // The groups of ranks along one or several dims of a mesh: disjoint, of equal size, ordered by coordinate (row-major
 // over the dims). Every rank of the mesh is in exactly one.
-struct Group {
+struct RankGroups {
   std::string name;                           // mesh dim names, "tp" or "dp,tp"
   std::vector<std::vector<int64_t>> members;  // world ranks
   std::vector<int64_t> group_of;              // world rank -> index into members, -1 outside the mesh

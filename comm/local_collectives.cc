@@ -38,7 +38,7 @@ void reduce_scatter_by_copies(const CommCall& call, absl::Span<const Message> me
                               const RankPieces& outputs, ReduceOp op) {
   const RankSlots slots(call);
   check_whole_groups(call, slots);
-  const Group& group = *call.group;
+  const RankGroups& group = *call.group;
   // By receiver, then by the sender's position.
   std::vector<absl::Span<const Message>> runs(call.ranks.size() * group.size);
   for (size_t begin = 0; begin < messages.size();) {

@@ -11,7 +11,7 @@
 
 namespace dtensor::internal {
 
-ExchangeStep reduce_scatter_by_exchange(const Group& group, int64_t rank, absl::Span<const Message> messages,
+ExchangeStep reduce_scatter_by_exchange(const RankGroups& group, int64_t rank, absl::Span<const Message> messages,
                                         const RankPieces& inputs, const RankPieces& outputs, ReduceOp op) {
   ExchangeStep step{{messages.begin(), messages.end()}, inputs, RankPieces(1), {}};
   std::vector<at::Tensor>& addends = step.outputs[0];
@@ -59,7 +59,7 @@ AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t
   }
   const bool small = bytes * n <= kSmallAllReduceBytes;
   const auto part_of = [&](const at::Tensor& t, int64_t p) {
-    return small ? Run{0, t.numel()} : chunk(t.numel(), n, p);
+    return small ? IndexRange{0, t.numel()} : chunk(t.numel(), n, p);
   };
 
   std::vector<at::Tensor>& addends = first.outputs[0];
@@ -67,9 +67,9 @@ AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t
   for (size_t k = 0; k < inputs.size(); ++k) {
     const auto tensor = static_cast<int64_t>(k);
     const at::Tensor& t = first.inputs[0][k];
-    const Run mine = part_of(t, position);
+    const IndexRange mine = part_of(t, position);
     for (int64_t p = 0; p < n; ++p) {
-      const Run part = part_of(t, p);
+      const IndexRange part = part_of(t, p);
       const auto to_me = static_cast<int64_t>(addends.size());
       addends.push_back(at::empty({mine.size}, t.options()));
       if (part.size > 0 && p != position) {
@@ -92,9 +92,9 @@ AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t
     const auto tensor = static_cast<int64_t>(k);
     second.outputs[0].push_back(plan.results[k].view({-1}));
     const int64_t numel = inputs[k].numel();
-    const Run mine = chunk(numel, n, position);
+    const IndexRange mine = chunk(numel, n, position);
     for (int64_t p = 0; p < n; ++p) {
-      const Run part = chunk(numel, n, p);
+      const IndexRange part = chunk(numel, n, p);
       if (mine.size > 0 && p != position) {
         second.messages.push_back({rank, members[p], tensor, tensor, {{0}, {mine.begin}, {mine.size}}});
       }

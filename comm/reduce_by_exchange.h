@@ -19,7 +19,7 @@ struct ExchangeStep {
 };
 
 // For rank `rank`: arguments as of Communicator::reduce_scatter().
-ExchangeStep reduce_scatter_by_exchange(const Group& group, int64_t rank, absl::Span<const Message> messages,
+ExchangeStep reduce_scatter_by_exchange(const RankGroups& group, int64_t rank, absl::Span<const Message> messages,
                                         const RankPieces& inputs, const RankPieces& outputs, ReduceOp op);
 
 // Up to this many bytes over all members, every member gets all addends at once. Above it, every member reduces one

@@ -124,7 +124,7 @@ ExpertCounts gather_counts(const std::vector<at::Tensor>& ids, int64_t num_exper
 // Fills in how many rows each rank sends to each other. Returns the same for each rank's experts: received[i][e][s],
 // from position s.
 ExpertCounts set_exchange(RowExchange& exchange, const ExpertCounts& counts, int64_t num_experts) {
-  const Group& group = exchange.mesh.get_group(exchange.mesh_dim);
+  const RankGroups& group = exchange.mesh.get_group(exchange.mesh_dim);
   ExpertCounts received;
   for (size_t i = 0; i < counts.size(); ++i) {
     const int64_t own = group.position_of[exchange.mesh.local_ranks()[i]];
@@ -132,7 +132,7 @@ ExpertCounts set_exchange(RowExchange& exchange, const ExpertCounts& counts, int
     exchange.received.emplace_back(group.size, 0);
     std::vector<int64_t> all_sent(group.size, 0);  // of each position, to others
     for (int64_t r = 0; r < group.size; ++r) {
-      const Run experts = chunk(num_experts, group.size, r);
+      const IndexRange experts = chunk(num_experts, group.size, r);
       int64_t gets = 0;
       for (int64_t s = 0; s < group.size; ++s) {
         const auto begin = counts[i][s].begin() + experts.begin;
@@ -145,7 +145,7 @@ ExpertCounts set_exchange(RowExchange& exchange, const ExpertCounts& counts, int
     }
     exchange.most_sent = std::max(exchange.most_sent, *std::max_element(all_sent.begin(), all_sent.end()));
     auto& of_rank = received.emplace_back();
-    const Run experts = chunk(num_experts, group.size, own);
+    const IndexRange experts = chunk(num_experts, group.size, own);
     for (int64_t e = 0; e < experts.size; ++e) {
       auto& of_expert = of_rank.emplace_back();
       for (int64_t s = 0; s < group.size; ++s) of_expert.push_back(counts[i][s][experts.begin + e]);
@@ -161,7 +161,7 @@ ExpertCounts set_even_exchange(RowExchange& exchange, int64_t rows, int64_t num_
   const int64_t arrive = (rows * own + num_experts - 1) / num_experts;  // from each rank
   std::vector<int64_t>& sent = exchange.sent.emplace_back();
   for (int64_t r = 0; r < size; ++r) {
-    const Run experts = chunk(num_experts, size, r);
+    const IndexRange experts = chunk(num_experts, size, r);
     sent.push_back(rows * (experts.begin + experts.size) / num_experts - rows * experts.begin / num_experts);
   }
   exchange.received.emplace_back(size, arrive);

@@ -51,7 +51,7 @@ void check_replicas(const Spec& spec, const variable_list& grads) {
   LocalGuard guard;
   for (int64_t m = 0; m < mesh.ndim(); ++m) {
     if (!spec.placements()[m].is_replicate()) continue;
-    const Group& group = mesh.get_group(m);
+    const RankGroups& group = mesh.get_group(m);
     std::vector<std::optional<size_t>> first(group.members.size());
     for (size_t i = 0; i < ranks.size(); ++i) {
       auto& other = first[group.group_of[ranks[i]]];

@@ -17,7 +17,7 @@ at::Tensor head_tail_indices(int64_t length, int64_t ranks, bool back, c10::Devi
   at::Tensor indices = at::empty({length}, at::kLong);
   int64_t* const data = indices.mutable_data_ptr<int64_t>();
   int64_t i = 0;
-  for (const Run& run : head_tail_runs(length, ranks)) {
+  for (const IndexRange& run : head_tail_runs(length, ranks)) {
     for (int64_t position = run.begin; position < run.begin + run.size; ++position, ++i) {
       if (back) {
         data[position] = i;
@@ -40,11 +40,11 @@ at::Tensor reordered(const at::Tensor& t, int64_t dim, int64_t ranks, bool back,
 
 namespace internal {
 
-std::vector<Run> head_tail_runs(int64_t length, int64_t ranks) {
-  std::vector<Run> runs;
+std::vector<IndexRange> head_tail_runs(int64_t length, int64_t ranks) {
+  std::vector<IndexRange> runs;
   for (int64_t i = 0; i < ranks; ++i) {
     for (int64_t c : {i, 2 * ranks - 1 - i}) {
-      const Run run = chunk(length, 2 * ranks, c);
+      const IndexRange run = chunk(length, 2 * ranks, c);
       if (run.size > 0) runs.push_back(run);
     }
   }

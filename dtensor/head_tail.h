@@ -30,7 +30,7 @@ at::Tensor from_head_tail(const at::Tensor& t, int64_t dim, int64_t ranks);
 namespace internal {
 
 // The positions of a sequence of `length` in that order, as the runs of the chunks; none is empty.
-std::vector<Run> head_tail_runs(int64_t length, int64_t ranks);
+std::vector<IndexRange> head_tail_runs(int64_t length, int64_t ranks);
 
 }  // namespace internal
 

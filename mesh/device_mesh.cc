@@ -32,7 +32,7 @@ struct MeshState {
   std::map<int64_t, uint64_t> between_nodes;  // dims_between_nodes() by ranks per node
 
   std::mutex groups_mutex;
-  std::map<Shape, std::unique_ptr<const Group>> groups;  // by dims
+  std::map<Shape, std::unique_ptr<const RankGroups>> groups;  // by dims
 
   int64_t ndim() const { return static_cast<int64_t>(shape.size()); }
 
@@ -105,8 +105,8 @@ void check_ranks(const World& world, const std::vector<int64_t>& ranks, const st
 }
 
 // A group per copy and per coordinate of the other dims, in row-major order.
-std::unique_ptr<const Group> make_group(const MeshState& mesh, const Shape& dims) {
-  auto group = std::make_unique<Group>();
+std::unique_ptr<const RankGroups> make_group(const MeshState& mesh, const Shape& dims) {
+  auto group = std::make_unique<RankGroups>();
   std::vector<bool> along(mesh.ndim());
   std::vector<std::string> names;
   for (int64_t d : dims) {
@@ -274,7 +274,7 @@ uint64_t DeviceMesh::dims_between_nodes(int64_t ranks_per_node) const {
   return it->second;
 }
 
-const Group& DeviceMesh::group(c10::ArrayRef<int64_t> dims) const {
+const RankGroups& DeviceMesh::group(c10::ArrayRef<int64_t> dims) const {
   MeshState& mesh = checked(state_);
   TORCH_CHECK(!dims.empty(), "DeviceMesh::group: dims is empty; name at least 1 dim of ", to_string());
   for (size_t i = 0; i < dims.size(); ++i) {
@@ -288,7 +288,7 @@ const Group& DeviceMesh::group(c10::ArrayRef<int64_t> dims) const {
   return *group;
 }
 
-const Group& DeviceMesh::get_group(std::string_view name) const { return get_group(dim(name)); }
-const Group& DeviceMesh::get_group(int64_t dim) const { return group({dim}); }
+const RankGroups& DeviceMesh::get_group(std::string_view name) const { return get_group(dim(name)); }
+const RankGroups& DeviceMesh::get_group(int64_t dim) const { return group({dim}); }
 
 }  // namespace dtensor

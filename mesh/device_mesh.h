@@ -70,9 +70,9 @@ class DeviceMesh {
 
   // Groups along `dims` (ascending, not empty): which ranks they have. Cached; valid as long as the mesh. The world's
   // communicator connects them (of processes: processes/c10d/group_links.h, at the first call).
-  const Group& group(c10::ArrayRef<int64_t> dims) const;
-  const Group& get_group(std::string_view name) const;
-  const Group& get_group(int64_t dim) const;
+  const RankGroups& group(c10::ArrayRef<int64_t> dims) const;
+  const RankGroups& get_group(std::string_view name) const;
+  const RankGroups& get_group(int64_t dim) const;
 
   // Bit d is set if some group along dim d has ranks on different nodes, a node being `ranks_per_node` consecutive
   // ranks of the world. REQUIRES: ndim() <= 64. Cached.

@@ -147,7 +147,7 @@ class CommTrace::Writer final : public CommListener {
   // `slot`: of the rank among the owned ones; -1 if there is no data.
   void add(std::string& text, const CommEvent& event, const CommView& view, int64_t rank, int64_t slot, int64_t row,
            double begin, double duration, bool failed) {
-    const Group& group = *view.call.group;
+    const RankGroups& group = *view.call.group;
     const auto& members = group.members[slot < 0 ? 0 : group.group_of[rank]];
     Json args;
     std::vector<int64_t> sent, received;
@@ -211,7 +211,7 @@ class CommTrace::Writer final : public CommListener {
 
   double microseconds(int64_t ns) const { return static_cast<double>(ns - base_ns_) / 1e3; }
 
-  double planned_seconds(const CommEvent& event, const Group& group) {
+  double planned_seconds(const CommEvent& event, const RankGroups& group) {
     // The model in the file that DTENSOR_COST_MODEL names, else the built-in one.
     if (!cost_) cost_ = cost_model(World::abstract(1));
     return cost_->collective(event.collective, group_extent(group, cost_->ranks_per_node), event.bytes);

@@ -92,7 +92,7 @@ class FlightGroups final : public CallRecorder {
 
   // A group is looked up by address first, and its ranks are compared: the mesh may have ended, and another group may
   // lie at its address.
-  absl::flat_hash_map<const Group*, std::shared_ptr<FlightGroup>> by_address_;
+  absl::flat_hash_map<const RankGroups*, std::shared_ptr<FlightGroup>> by_address_;
   absl::flat_hash_map<std::vector<int64_t>, std::shared_ptr<FlightGroup>> by_ranks_;
   int64_t number_ = 0;  // among the communicators of its kind; 0: none yet
 };

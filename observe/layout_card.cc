@@ -107,15 +107,15 @@ class CardDrawer {
   }
 
   void draw_part(int64_t rank, const Box& box, bool label) {
-    const Part part = spec_.layout_of_rank(rank);
+    const LocalLayout part = spec_.layout_of_rank(rank);
     if (part.empty()) return;
-    const Runs whole{{0, 1}};
-    const Runs& rows = grid_.dims.size() == 2 ? part.dims[grid_.dims[0]] : whole;
-    const Runs& columns = grid_.dims.empty() ? whole : part.dims[grid_.dims.back()];
+    const IndexRanges whole{{0, 1}};
+    const IndexRanges& rows = grid_.dims.size() == 2 ? part.dims[grid_.dims[0]] : whole;
+    const IndexRanges& columns = grid_.dims.empty() ? whole : part.dims[grid_.dims.back()];
     const double sy = box.h / static_cast<double>(grid_.row_cuts.back()),
                  sx = box.w / static_cast<double>(grid_.column_cuts.back());
-    for (const Run& r : rows) {
-      for (const Run& c : columns) {
+    for (const IndexRange& r : rows) {
+      for (const IndexRange& c : columns) {
         const Box b{box.x + sx * static_cast<double>(c.begin), box.y + sy * static_cast<double>(r.begin),
                     sx * static_cast<double>(c.size), sy * static_cast<double>(r.size)};
         svg_ += svg_rect(b.x, b.y, b.w, b.h,
@@ -132,7 +132,7 @@ class CardDrawer {
   }
 
   // "rank 3 (dp=1, tp=1): [0:5, 4:8]"
-  std::string describe_part(int64_t rank, const Part& part) const {
+  std::string describe_part(int64_t rank, const LocalLayout& part) const {
     std::string s = absl::StrCat("rank ", rank, " (");
     const auto coordinate = spec_.mesh().coordinate(rank);
     for (int64_t m = 0; m < spec_.mesh().ndim(); ++m) {

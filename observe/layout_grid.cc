@@ -15,10 +15,10 @@ bool sharded_on(const Spec& spec, int64_t dim) {
                      [&](const Placement& p) { return p.is_sharded_on(dim); });
 }
 
-std::vector<int64_t> cuts_of(const std::vector<Part>& parts, int64_t dim, int64_t size) {
+std::vector<int64_t> cuts_of(const std::vector<LocalLayout>& parts, int64_t dim, int64_t size) {
   std::vector<int64_t> cuts{0, size};
   for (const auto& part : parts) {
-    for (const Run& run : part.dims[dim]) {
+    for (const IndexRange& run : part.dims[dim]) {
       cuts.push_back(run.begin);
       cuts.push_back(run.begin + run.size);
     }
@@ -29,9 +29,9 @@ std::vector<int64_t> cuts_of(const std::vector<Part>& parts, int64_t dim, int64_
 }
 
 // Indices of the intervals between cuts that `runs` cover.
-std::vector<size_t> covered(const std::vector<int64_t>& cuts, const Runs& runs) {
+std::vector<size_t> covered(const std::vector<int64_t>& cuts, const IndexRanges& runs) {
   std::vector<size_t> result;
-  for (const Run& run : runs) {
+  for (const IndexRange& run : runs) {
     size_t i = std::lower_bound(cuts.begin(), cuts.end(), run.begin) - cuts.begin();
     for (; i + 1 < cuts.size() && cuts[i] < run.begin + run.size; ++i) result.push_back(i);
   }
@@ -57,7 +57,7 @@ LayoutGrid layout_grid(const Spec& spec) {
   grid.dims = drawn_dims(spec);
   const DeviceMesh& mesh = spec.mesh();
   std::vector<int64_t> ranks(mesh.ranks().begin(), mesh.ranks().begin() + mesh.size());
-  std::vector<Part> parts;
+  std::vector<LocalLayout> parts;
   for (int64_t rank : ranks) parts.push_back(spec.layout_of_rank(rank));
 
   const int64_t row_dim = grid.dims.size() == 2 ? grid.dims[0] : -1;
@@ -81,10 +81,10 @@ LayoutGrid layout_grid(const Spec& spec) {
     int64_t key = 0;
     for (int64_t m = 0; m < mesh.ndim(); ++m)
       key = key * mesh.size(m) + (spec.placements()[m].is_partial() ? 0 : coordinate[m]);
-    const Runs whole{{0, 1}};
+    const IndexRanges whole{{0, 1}};
     for (size_t r : covered(grid.row_cuts, row_dim < 0 ? whole : parts[i].dims[row_dim])) {
       for (size_t c : covered(grid.column_cuts, column_dim < 0 ? whole : parts[i].dims[column_dim])) {
-        std::vector<LayoutGrid::Group>& groups = grid.cells[r * columns + c];
+        std::vector<LayoutGrid::RankGroups>& groups = grid.cells[r * columns + c];
         const auto [it, is_new] = group_of.try_emplace({r * columns + c, key}, groups.size());
         if (is_new) groups.emplace_back();
         groups[it->second].push_back(ranks[i]);
@@ -137,7 +137,7 @@ std::string join_ranks(const std::vector<int64_t>& ranks, const char* separator)
   return s;
 }
 
-std::string describe_holders(const std::vector<LayoutGrid::Group>& groups) {
+std::string describe_holders(const std::vector<LayoutGrid::RankGroups>& groups) {
   if (std::all_of(groups.begin(), groups.end(), [](const auto& g) { return g.size() == 1; })) {
     std::vector<int64_t> ranks;
     for (const auto& g : groups) ranks.push_back(g.front());

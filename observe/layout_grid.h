@@ -16,11 +16,11 @@ absl::InlinedVector<int64_t, 2> drawn_dims(const Spec& spec);
 // Cuts of a tensor into cells, each held by the same ranks throughout. A dim that is not drawn counts as one of size 1.
 struct LayoutGrid {
   // Ranks that hold addends of the same value (one where nothing is Partial); several such groups are replicas.
-  using Group = std::vector<int64_t>;
+  using RankGroups = std::vector<int64_t>;
 
   absl::InlinedVector<int64_t, 2> dims;
   std::vector<int64_t> row_cuts, column_cuts;  // ascending, from 0 to the size; {0} for a dim of size 0
-  std::vector<std::vector<Group>> cells;       // row-major
+  std::vector<std::vector<RankGroups>> cells;  // row-major
   std::vector<int64_t> empty;                  // ranks that hold nothing
 };
 
@@ -39,7 +39,7 @@ Sheets sheets_of(const Spec& spec, const absl::InlinedVector<int64_t, 2>& drawn)
 std::string describe(const Sheets& sheets);
 
 // "0", "0,2", "0-7", "0+1, 2+3": groups with addends joined by '+'. Long lists are shortened.
-std::string describe_holders(const std::vector<LayoutGrid::Group>& groups);
+std::string describe_holders(const std::vector<LayoutGrid::RankGroups>& groups);
 
 // "3", "3, 5", "3-7"
 std::string join_ranks(const std::vector<int64_t>& ranks, const char* separator);

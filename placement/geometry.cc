@@ -13,16 +13,16 @@ namespace {
 // cost one walk over the list.
 class RunCutter {
  public:
-  explicit RunCutter(const Runs& runs) : run_(runs.begin()) {}
+  explicit RunCutter(const IndexRanges& runs) : run_(runs.begin()) {}
 
-  void append(int64_t begin, int64_t size, Runs& out) {
+  void append(int64_t begin, int64_t size, IndexRanges& out) {
     while (size > 0) {
       while (begin >= passed_ + run_->size) {
         passed_ += run_->size;
         ++run_;
       }
       const int64_t skip = begin - passed_;
-      const Run piece{run_->begin + skip, std::min(size, run_->size - skip)};
+      const IndexRange piece{run_->begin + skip, std::min(size, run_->size - skip)};
       if (!out.empty() && out.back().begin + out.back().size == piece.begin) {
         out.back().size += piece.size;
       } else {
@@ -34,7 +34,7 @@ class RunCutter {
   }
 
  private:
-  Runs::const_iterator run_;
+  IndexRanges::const_iterator run_;
   int64_t passed_ = 0;  // elements before *run_
 };
 
@@ -56,7 +56,7 @@ struct Match {
 
 // Calls visit(Match) for every stretch that two run lists share, in order; one merge, as both ascend.
 template <typename Visit>
-void for_each_match(const Runs& source, const Runs& target, Visit visit) {
+void for_each_match(const IndexRanges& source, const IndexRanges& target, Visit visit) {
   int64_t from = 0;  // elements before *s
   int64_t to = 0;    // elements before *t
   auto s = source.begin();
@@ -77,7 +77,7 @@ void for_each_match(const Runs& source, const Runs& target, Visit visit) {
 
 using Matches = c10::SmallVector<Match, 2>;
 
-Matches matches_of(const Runs& source, const Runs& target) {
+Matches matches_of(const IndexRanges& source, const IndexRanges& target) {
   Matches matches;
   for_each_match(source, target, [&](const Match& m) {
     // Two parts that skip the same indices hold side by side what is apart in the tensor.
@@ -95,29 +95,29 @@ Matches matches_of(const Runs& source, const Runs& target) {
 
 namespace internal {
 
-int64_t total_size(const Runs& runs) {
+int64_t total_size(const IndexRanges& runs) {
   int64_t size = 0;
-  for (const Run& run : runs) size += run.size;
+  for (const IndexRange& run : runs) size += run.size;
   return size;
 }
 
-Run chunk(int64_t size, int64_t n, int64_t i) {
+IndexRange chunk(int64_t size, int64_t n, int64_t i) {
   TORCH_INTERNAL_ASSERT(size >= 0 && 0 <= i && i < n);
   const int64_t piece = size / n + (size % n != 0);
   const int64_t begin = std::min(piece * i, size);
   return {begin, std::min(piece, size - begin)};
 }
 
-Runs shard_runs(const Runs& runs, const Placement& placement, int64_t n, int64_t i) {
+IndexRanges shard_runs(const IndexRanges& runs, const Placement& placement, int64_t n, int64_t i) {
   if (!placement.is_sharded()) return runs;
-  Runs part;
+  IndexRanges part;
   RunCutter cutter(runs);
   const int64_t size = total_size(runs);
   const int64_t pieces = placement.is_strided_shard() ? placement.split_factor() : 1;
   for (int64_t k = 0; k < pieces; ++k) {
-    const Run piece = chunk(size, pieces, k);
+    const IndexRange piece = chunk(size, pieces, k);
     if (piece.size == 0) break;  // so are the rest
-    const Run mine = chunk(piece.size, n, i);
+    const IndexRange mine = chunk(piece.size, n, i);
     cutter.append(piece.begin + mine.begin, mine.size, part);
   }
   return part;
@@ -125,33 +125,33 @@ Runs shard_runs(const Runs& runs, const Placement& placement, int64_t n, int64_t
 
 }  // namespace internal
 
-Shape Part::sizes() const {
+Shape LocalLayout::sizes() const {
   Shape sizes;
-  for (const Runs& runs : dims) sizes.push_back(total_size(runs));
+  for (const IndexRanges& runs : dims) sizes.push_back(total_size(runs));
   return sizes;
 }
 
-bool Part::is_box() const {
-  return std::all_of(dims.begin(), dims.end(), [](const Runs& runs) { return runs.size() <= 1; });
+bool LocalLayout::is_box() const {
+  return std::all_of(dims.begin(), dims.end(), [](const IndexRanges& runs) { return runs.size() <= 1; });
 }
 
-bool Part::empty() const {
-  return std::any_of(dims.begin(), dims.end(), [](const Runs& runs) { return runs.empty(); });
+bool LocalLayout::empty() const {
+  return std::any_of(dims.begin(), dims.end(), [](const IndexRanges& runs) { return runs.empty(); });
 }
 
-int64_t Part::numel() const {
+int64_t LocalLayout::numel() const {
   int64_t numel = 1;
-  for (const Runs& runs : dims) numel *= total_size(runs);
+  for (const IndexRanges& runs : dims) numel *= total_size(runs);
   return numel;
 }
 
 namespace internal {
 
-Part box_part(c10::ArrayRef<int64_t> offsets, c10::ArrayRef<int64_t> sizes) {
-  Part part;
+LocalLayout box_part(c10::ArrayRef<int64_t> offsets, c10::ArrayRef<int64_t> sizes) {
+  LocalLayout part;
   part.offsets.assign(offsets.begin(), offsets.end());
   for (size_t d = 0; d < sizes.size(); ++d) {
-    Runs& runs = part.dims.emplace_back();
+    IndexRanges& runs = part.dims.emplace_back();
     if (sizes[d] > 0) runs.push_back({offsets[d], sizes[d]});
   }
   return part;
@@ -159,18 +159,18 @@ Part box_part(c10::ArrayRef<int64_t> offsets, c10::ArrayRef<int64_t> sizes) {
 
 }  // namespace internal
 
-Part local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
-                  c10::ArrayRef<int64_t> coordinate) {
+LocalLayout local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
+                         c10::ArrayRef<int64_t> coordinate) {
   TORCH_INTERNAL_ASSERT(placements.size() == mesh_shape.size() && placements.size() == coordinate.size());
-  Part layout;
+  LocalLayout layout;
   for (int64_t size : shape) {
-    Runs& runs = layout.dims.emplace_back();
+    IndexRanges& runs = layout.dims.emplace_back();
     if (size > 0) runs.push_back({0, size});
   }
   for (size_t i = 0; i < placements.size(); ++i) {
     if (!placements[i].is_sharded()) continue;
     TORCH_INTERNAL_ASSERT(0 <= placements[i].dim() && placements[i].dim() < static_cast<int64_t>(shape.size()));
-    Runs& runs = layout.dims[placements[i].dim()];
+    IndexRanges& runs = layout.dims[placements[i].dim()];
     runs = shard_runs(runs, placements[i], mesh_shape[i], coordinate[i]);
   }
   for (size_t d = 0; d < shape.size(); ++d) {
@@ -193,7 +193,7 @@ Shape local_shape(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shap
 
 namespace internal {
 
-std::vector<Block> overlap(const Part& source, const Part& target) {
+std::vector<Block> overlap(const LocalLayout& source, const LocalLayout& target) {
   TORCH_INTERNAL_ASSERT(source.dims.size() == target.dims.size());
   const size_t ndim = target.dims.size();
   c10::SmallVector<Matches, 4> matches;
@@ -219,7 +219,7 @@ std::vector<Block> overlap(const Part& source, const Part& target) {
   return blocks;
 }
 
-int64_t overlap_numel(const Part& source, const Part& target) {
+int64_t overlap_numel(const LocalLayout& source, const LocalLayout& target) {
   TORCH_INTERNAL_ASSERT(source.dims.size() == target.dims.size());
   int64_t numel = 1;
   for (size_t d = 0; d < target.dims.size() && numel > 0; ++d) {

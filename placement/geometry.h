@@ -21,31 +21,31 @@
 namespace dtensor {
 
 // Indices [begin, begin + size) of one dim of the global tensor.
-struct Run {
+struct IndexRange {
   int64_t begin = 0;
   int64_t size = 0;
-  friend bool operator==(const Run& a, const Run& b) { return a.begin == b.begin && a.size == b.size; }
+  friend bool operator==(const IndexRange& a, const IndexRange& b) { return a.begin == b.begin && a.size == b.size; }
 };
 
 // The indices of one dim that a rank holds, in the order in which it stores them. That order ascends, since no
 // placement reorders what it cuts. No run is empty (an empty part has no runs); runs that touch are merged.
-using Runs = c10::SmallVector<Run, 2>;
+using IndexRanges = c10::SmallVector<IndexRange, 2>;
 
 namespace internal {
 
-int64_t total_size(const Runs& runs);
+int64_t total_size(const IndexRanges& runs);
 
 // Piece i of torch.chunk over n pieces of a dim of `size`; an empty piece begins at `size`. REQUIRES: 0 <= i < n.
-Run chunk(int64_t size, int64_t n, int64_t i);
+IndexRange chunk(int64_t size, int64_t n, int64_t i);
 
 // The part of `runs` that a placement assigns to the i-th of n ranks. Placements other than Shard and StridedShard
 // assign all; whether the placement's dim is the one that `runs` describes is the caller's concern.
-Runs shard_runs(const Runs& runs, const Placement& placement, int64_t n, int64_t i);
+IndexRanges shard_runs(const IndexRanges& runs, const Placement& placement, int64_t n, int64_t i);
 
 }  // namespace internal
 
-struct Part {
-  c10::SmallVector<Runs, 4> dims;
+struct LocalLayout {
+  c10::SmallVector<IndexRanges, 4> dims;
 
   Shape sizes() const;
   // First global index per dim; the dim's size where the part is empty. Meaningful when is_box().
@@ -58,14 +58,14 @@ struct Part {
 namespace internal {
 
 // The part that is a box; empty along dims of size 0.
-Part box_part(c10::ArrayRef<int64_t> offsets, c10::ArrayRef<int64_t> sizes);
+LocalLayout box_part(c10::ArrayRef<int64_t> offsets, c10::ArrayRef<int64_t> sizes);
 
 }  // namespace internal
 
 // The part held by the rank at `coordinate` (one entry per mesh dim) of a mesh of `mesh_shape`.
 // REQUIRES: placements.size() == mesh_shape.size() == coordinate.size(), dims normalised.
-Part local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
-                  c10::ArrayRef<int64_t> coordinate);
+LocalLayout local_layout(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
+                         c10::ArrayRef<int64_t> coordinate);
 
 // Its sizes alone.
 Shape local_shape(c10::ArrayRef<int64_t> shape, c10::ArrayRef<int64_t> mesh_shape, const Placements& placements,
@@ -83,10 +83,10 @@ struct Block {
 
 // Every block that `source` and `target` (parts of tensors of the same global shape) have in common, in row-major order
 // of the target. Together the blocks of all sources that partition the tensor cover `target` exactly once.
-std::vector<Block> overlap(const Part& source, const Part& target);
+std::vector<Block> overlap(const LocalLayout& source, const LocalLayout& target);
 
 // Elements that the two parts have in common.
-int64_t overlap_numel(const Part& source, const Part& target);
+int64_t overlap_numel(const LocalLayout& source, const LocalLayout& target);
 
 }  // namespace internal
 

@@ -5,7 +5,7 @@
 
 namespace dtensor {
 
-GroupExtent group_extent(const Group& group, int64_t ranks_per_node) {
+GroupExtent group_extent(const RankGroups& group, int64_t ranks_per_node) {
   if (const auto known = group.on_node.find(ranks_per_node)) return {group.size, *known};
   GroupExtent extent = GroupExtent::within_node(group.size);
   for (const auto& members : group.members) {

@@ -25,6 +25,6 @@ struct GroupExtent {
 double links_of(Collective kind, const GroupExtent& group);
 
 // A mesh may list the ranks of a group in any order. Remembers the last answer in the group.
-GroupExtent group_extent(const Group& group, int64_t ranks_per_node);
+GroupExtent group_extent(const RankGroups& group, int64_t ranks_per_node);
 
 }  // namespace dtensor

@@ -20,8 +20,8 @@ std::vector<int64_t> Layout::ranks() const {
   return ranks;
 }
 
-std::vector<Part> Layout::parts(c10::ArrayRef<int64_t> sizes, int64_t rank) const {
-  std::vector<Part> parts;
+std::vector<LocalLayout> Layout::parts(c10::ArrayRef<int64_t> sizes, int64_t rank) const {
+  std::vector<LocalLayout> parts;
   if (!is_boxes()) {
     if (mesh_.contains(rank)) parts.push_back(local_layout(sizes, mesh_.shape(), placements_, mesh_.coordinate(rank)));
     return parts;

@@ -46,7 +46,7 @@ class Layout {
   std::vector<int64_t> ranks() const;
   // The parts of a tensor of `sizes` on `rank`, one entry per tensor: one for a rank of the mesh, none for others; one
   // per box.
-  std::vector<Part> parts(c10::ArrayRef<int64_t> sizes, int64_t rank) const;
+  std::vector<LocalLayout> parts(c10::ArrayRef<int64_t> sizes, int64_t rank) const;
 
   // The same layout as a handle that does not count as a use of its world (World::in_use()): for caches.
   Layout idle() const;

@@ -128,11 +128,11 @@ SpecPtr Spec::get(const DeviceMesh& mesh, const Placements& placements, c10::Arr
 
 SpecPtr Spec::with_placements(const Placements& placements) const { return get(mesh_, placements, meta_); }
 
-Part Spec::local_layout(int64_t i) const {
+LocalLayout Spec::local_layout(int64_t i) const {
   return dtensor::local_layout(meta_.sizes, mesh_.shape(), placements_, mesh_.local_coordinate(i));
 }
 
-Part Spec::layout_of_rank(int64_t rank) const {
+LocalLayout Spec::layout_of_rank(int64_t rank) const {
   return dtensor::local_layout(meta_.sizes, mesh_.shape(), placements_, mesh_.coordinate(rank));
 }
 

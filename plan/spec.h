@@ -64,8 +64,8 @@ class Spec {
   bool has_uneven_shards() const { return uneven_; }  // along some dim
 
   // The part of the i-th of mesh().local_ranks(); of any rank of the mesh.
-  Part local_layout(int64_t i) const;
-  Part layout_of_rank(int64_t rank) const;
+  LocalLayout local_layout(int64_t i) const;
+  LocalLayout layout_of_rank(int64_t rank) const;
   Shape local_shape(int64_t i) const;
   // Bytes of the largest part any rank holds (that of coordinate 0, ...).
   int64_t max_local_bytes() const {

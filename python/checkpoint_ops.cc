@@ -30,7 +30,7 @@ std::vector<int64_t> part_boxes(const at::Tensor& tensor) {
   const Spec& spec = *checked(tensor).spec;
   std::vector<int64_t> result;
   for (size_t i = 0; i < spec.mesh().local_ranks().size(); ++i) {
-    const Part part = spec.local_layout(static_cast<int64_t>(i));
+    const LocalLayout part = spec.local_layout(static_cast<int64_t>(i));
     for (const Box& box : boxes_of(part)) {
       const Block block = overlap(part, part_of(box)).at(0);
       result.push_back(static_cast<int64_t>(i));

@@ -90,7 +90,7 @@ BagBatch as_single_rows(const at::Tensor& input) {
   return rows;
 }
 
-BagBatch keep(const BagBatch& bags, const Run& window, std::optional<int64_t> skipped) {
+BagBatch keep(const BagBatch& bags, const IndexRange& window, std::optional<int64_t> skipped) {
   at::Tensor wanted = bags.ids.ge(window.begin).logical_and_(bags.ids.lt(window.begin + window.size));
   if (skipped) wanted.logical_and_(bags.ids.ne(*skipped));
   BagBatch kept;

@@ -58,6 +58,6 @@ BagBatch as_single_rows(const at::Tensor& input);
 at::Tensor offsets_of(const at::Tensor& lengths);
 
 // The ids in `window`, counted from its beginning, without those equal to `skipped`. Bags may become empty.
-BagBatch keep(const BagBatch& bags, const Run& window, std::optional<int64_t> skipped);
+BagBatch keep(const BagBatch& bags, const IndexRange& window, std::optional<int64_t> skipped);
 
 }  // namespace dtensor::sharded

@@ -67,7 +67,7 @@ ChunkParams get_chunk_sharding_params(int64_t size, const ChunkShardingSpec& spe
   const auto chunks = static_cast<int64_t>(spec.placements().size());
   for (int64_t i = 0; i < chunks; ++i) {
     if (spec.placements()[i].rank() != rank) continue;
-    const Run run = chunk(size, chunks, i);
+    const IndexRange run = chunk(size, chunks, i);
     return {run.begin, run.size};
   }
   TORCH_CHECK_VALUE(false, spec.to_string(), " has no chunk on rank ", rank);

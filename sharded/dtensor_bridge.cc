@@ -30,7 +30,7 @@ std::optional<std::vector<RankBox>> as_grid(std::vector<RankBox> boxes, c10::Int
   for (size_t i = 0; i < boxes.size(); ++i) {
     auto rest = static_cast<int64_t>(i);
     for (int64_t d = static_cast<int64_t>(sizes.size()) - 1; d >= 0; --d) {
-      const Run run = chunk(sizes[d], counts[d], rest % counts[d]);
+      const IndexRange run = chunk(sizes[d], counts[d], rest % counts[d]);
       rest /= counts[d];
       if (boxes[i].offsets[d] != run.begin || boxes[i].sizes[d] != run.size) return std::nullopt;
     }
@@ -101,7 +101,7 @@ AnyShardingSpec spec_of_parts(const DTensor& t) {
                       "', so that ranks hold the same elements, or addends: redistribute() it, or give a spec");
   }
   for (int64_t rank : mesh.ranks()) {
-    const Part part = t.spec().layout_of_rank(rank);
+    const LocalLayout part = t.spec().layout_of_rank(rank);
     TORCH_CHECK_VALUE(part.is_box() || part.empty(), "[from_dtensor] ", t.spec().to_string(), " leaves rank ", rank,
                       " several pieces: redistribute() it, or give a spec");
     const Shape sizes = part.sizes();

@@ -28,10 +28,10 @@ constexpr OpName kEmbeddingBag{"sharded::embedding_bag", "nn.EmbeddingBag"};
 
 // A table that lies on one rank is one cut by columns of which this rank has all, so that others send nothing.
 void take_as_columns(TableParts& table) {
-  const auto holds = [](const Run& window) { return window.size > 0; };
+  const auto holds = [](const IndexRange& window) { return window.size > 0; };
   if (table.dim == 1 || std::count_if(table.windows.begin(), table.windows.end(), holds) != 1) return;
   table.dim = 1;
-  for (Run& window : table.windows) window = window.size > 0 ? Run{0, table.columns} : Run{};
+  for (IndexRange& window : table.windows) window = window.size > 0 ? IndexRange{0, table.columns} : IndexRange{};
 }
 
 TableParts parts_of_table(const ShardedTensor& weight, const OpName& name) {

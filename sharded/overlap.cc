@@ -66,12 +66,12 @@ Found in_a_plane(const std::vector<ShardMetadata>& shards, const std::vector<siz
 // A tree of boxes around boxes.
 Found in_space(const std::vector<ShardMetadata>& shards, const std::vector<size_t>& live,
                const std::vector<size_t>& dims) {
-  std::vector<Part> parts(live.size());
+  std::vector<LocalLayout> parts(live.size());
   std::vector<PartIndex::Entry> entries;
   for (size_t i = 0; i < live.size(); ++i) {
     for (size_t d : dims) {
       const int64_t begin = begin_of(shards[live[i]], d);
-      parts[i].dims.push_back(Runs{{begin, end_of(shards[live[i]], d) - begin}});
+      parts[i].dims.push_back(IndexRanges{{begin, end_of(shards[live[i]], d) - begin}});
     }
     entries.push_back({0, static_cast<int64_t>(i), &parts[i]});
   }

@@ -26,7 +26,7 @@ namespace {
 enum ReduceMode : int64_t { kSumMode = 0, kMeanMode = 1, kMaxMode = 2 };  // of at::embedding_bag
 
 // Rows of this part: those of other ranks stay zeros. Padding is looked up, but gets no gradient.
-at::Tensor single_rows(const at::Tensor& part, const at::Tensor& ids, const Run& window,
+at::Tensor single_rows(const at::Tensor& part, const at::Tensor& ids, const IndexRange& window,
                        std::optional<int64_t> padding) {
   const bool has_padding = padding && *padding >= window.begin && *padding < window.begin + window.size;
   const int64_t own_padding = has_padding ? *padding - window.begin : -1;
@@ -82,7 +82,7 @@ Pooling pooling_of(const std::string& mode) {
 
 at::Tensor lookup(const TableParts& table, int64_t position, const at::Tensor& part, const BagBatch& bags,
                   Pooling pooling, std::optional<int64_t> padding) {
-  const Run window = table.rows_at(position);
+  const IndexRange window = table.rows_at(position);
   if (!part.defined()) return at::zeros({bags.num_bags(), table.columns_at(position)}, table.options);
   if (part.size(1) == 0) return part.sum(0, /*keepdim=*/true).expand({bags.num_bags(), 0});  // with an empty gradient
   const bool is_whole = window.size == table.rows;
@@ -101,12 +101,12 @@ void renormalize(const TableParts& table, const at::Tensor& ids, double max_norm
   if (ids.numel() == 0) return;
   const c10::AutoGradMode no_gradient(false);
   const auto holders =
-      std::count_if(table.windows.begin(), table.windows.end(), [](const Run& r) { return r.size > 0; });
+      std::count_if(table.windows.begin(), table.windows.end(), [](const IndexRange& r) { return r.size > 0; });
   if (table.dim == 1 && holders > 1) return renormalize_columns(table, ids, max_norm, norm_type, op);
   const auto& ranks = table.group.owned_ranks();
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (!table.parts[i].defined() || table.parts[i].numel() == 0) continue;
-    const Run window = table.rows_at(table.group.group_rank(ranks[i]));
+    const IndexRange window = table.rows_at(table.group.group_rank(ranks[i]));
     const at::Tensor own = keep({ids, ids.new_zeros({1}), {}}, window, std::nullopt).ids;
     at::Tensor values = table.parts[i].detach();
     if (own.numel() > 0) at::embedding_renorm_(values, own, max_norm, norm_type);

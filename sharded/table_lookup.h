@@ -16,14 +16,14 @@ namespace dtensor::sharded {
 // A table cut by rows or columns over the ranks of a group; a rank may hold nothing.
 struct TableParts {
   ProcessGroup group;
-  int64_t dim = 0;                // 0: by rows, 1: by columns
-  std::vector<Run> windows;       // the range of each position along `dim`
-  std::vector<at::Tensor> parts;  // of the owned ranks; undefined where one holds nothing
+  int64_t dim = 0;                  // 0: by rows, 1: by columns
+  std::vector<IndexRange> windows;  // the range of each position along `dim`
+  std::vector<at::Tensor> parts;    // of the owned ranks; undefined where one holds nothing
   int64_t rows = 0, columns = 0;
   c10::TensorOptions options;
   bool requires_grad = false;
 
-  Run rows_at(int64_t position) const { return dim == 0 ? windows[position] : Run{0, rows}; }
+  IndexRange rows_at(int64_t position) const { return dim == 0 ? windows[position] : IndexRange{0, rows}; }
   int64_t columns_at(int64_t position) const { return dim == 0 ? columns : windows[position].size; }
 };
 

@@ -64,12 +64,12 @@ int64_t Box::numel() const {
   return n;
 }
 
-std::vector<Box> boxes_of(const Part& part) {
+std::vector<Box> boxes_of(const LocalLayout& part) {
   std::vector<Box> boxes(1);
-  for (const Runs& runs : part.dims) {
+  for (const IndexRanges& runs : part.dims) {
     std::vector<Box> longer;
     for (const Box& box : boxes) {
-      for (const Run& run : runs) {
+      for (const IndexRange& run : runs) {
         longer.push_back(box);
         longer.back().offsets.push_back(run.begin);
         longer.back().sizes.push_back(run.size);
@@ -80,7 +80,7 @@ std::vector<Box> boxes_of(const Part& part) {
   return boxes;
 }
 
-Part part_of(const Box& box) { return box_part(box.offsets, box.sizes); }
+LocalLayout part_of(const Box& box) { return box_part(box.offsets, box.sizes); }
 
 std::vector<Box> cut(const Box& box, int64_t n) {
   const auto dim = std::find_if(box.sizes.begin(), box.sizes.end(), [&](int64_t size) { return size >= n; });
@@ -88,7 +88,7 @@ std::vector<Box> cut(const Box& box, int64_t n) {
   const size_t d = dim - box.sizes.begin();
   std::vector<Box> pieces;
   for (int64_t i = 0; i < n; ++i) {
-    const Run run = chunk(box.sizes[d], n, i);
+    const IndexRange run = chunk(box.sizes[d], n, i);
     if (run.size == 0) continue;
     pieces.push_back(box);
     pieces.back().offsets[d] += run.begin;

@@ -17,8 +17,8 @@ struct Box {
 };
 
 // A part as boxes: one, except where a strided shard has several ranges of a dim; none for an empty part.
-std::vector<Box> boxes_of(const Part& part);
-Part part_of(const Box& box);
+std::vector<Box> boxes_of(const LocalLayout& part);
+LocalLayout part_of(const Box& box);
 
 // Cut along one dim into at most `n` boxes of about the same size.
 std::vector<Box> cut(const Box& box, int64_t n);

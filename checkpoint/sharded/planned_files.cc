@@ -15,10 +15,10 @@
 namespace dtensor::internal {
 namespace {
 
-Part whole_of(const Shape& shape) { return part_of({Shape(shape.size(), 0), shape}); }
+LocalLayout whole_of(const Shape& shape) { return part_of({Shape(shape.size(), 0), shape}); }
 
 // The values of `box` in `local`, whose part is `part`.
-at::Tensor cut_out(at::Tensor local, const Part& part, const Box& box) {
+at::Tensor cut_out(at::Tensor local, const LocalLayout& part, const Box& box) {
   LocalGuard guard;
   if (box.numel() == 0) return local.new_empty(at::IntArrayRef(box.sizes.data(), box.sizes.size()));
   const std::vector<Block> blocks = overlap(part, part_of(box));

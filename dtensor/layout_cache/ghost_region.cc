@@ -45,8 +45,8 @@ const GhostRegion::Dim* GhostRegion::along(int64_t dim) const {
   return found == dims.end() ? nullptr : &*found;
 }
 
-Part box_of_rank(const GhostRegion& around, const Spec& spec, int64_t rank) {
-  Part box = spec.layout_of_rank(rank);
+LocalLayout box_of_rank(const GhostRegion& around, const Spec& spec, int64_t rank) {
+  LocalLayout box = spec.layout_of_rank(rank);
   const auto coordinate = spec.mesh().coordinate(rank);
   for (const auto& [dim, cut_by, known] : around.dims) {
     int64_t place = 0;
@@ -60,7 +60,7 @@ Part box_of_rank(const GhostRegion& around, const Spec& spec, int64_t rank) {
 int64_t box_bytes(const GhostRegion& around, const Spec& spec) {
   Shape sizes = spec.layout_of_rank(spec.mesh().ranks()[0]).sizes();
   for (const auto& [dim, cut_by, known] : around.dims) {
-    for (const Run& run : known) sizes[dim] = std::max(sizes[dim], run.size);
+    for (const IndexRange& run : known) sizes[dim] = std::max(sizes[dim], run.size);
   }
   return c10::multiply_integers(sizes) * static_cast<int64_t>(c10::elementSize(spec.dtype()));
 }

@@ -49,8 +49,8 @@ class LazyParts {
 struct GhostRegion {
   struct Dim {
     int64_t dim;
-    std::vector<int64_t> cut_by;  // the mesh dims that cut it
-    std::vector<Run> known;       // indices in the boxes, by a rank's position along these mesh dims
+    std::vector<int64_t> cut_by;    // the mesh dims that cut it
+    std::vector<IndexRange> known;  // indices in the boxes, by a rank's position along these mesh dims
   };
   std::vector<Dim> dims;  // along which the boxes go beyond the parts, ascending
   std::shared_ptr<LazyParts> boxes;
@@ -59,7 +59,7 @@ struct GhostRegion {
 };
 
 // The indices in the box of a rank. REQUIRES: `around` belongs to a tensor of `spec`.
-Part box_of_rank(const GhostRegion& around, const Spec& spec, int64_t rank);
+LocalLayout box_of_rank(const GhostRegion& around, const Spec& spec, int64_t rank);
 // The bytes of the largest box.
 int64_t box_bytes(const GhostRegion& around, const Spec& spec);
 

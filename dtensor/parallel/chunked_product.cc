@@ -28,7 +28,7 @@ SpecPtr spec_of_product(const Spec& rows, int64_t width, const Placements& place
 struct LocalProduct {
   at::Tensor rows, matrix, bias, result;  // bias: undefined if there is none
 
-  void multiply(int64_t dim, const Run& run) const {
+  void multiply(int64_t dim, const IndexRange& run) const {
     const auto sizes = rows.sizes();
     const int64_t before = c10::multiply_integers(sizes.slice(0, dim)),
                   after = c10::multiply_integers(sizes.slice(dim + 1, sizes.size() - dim - 2));
@@ -114,7 +114,7 @@ RankTensors multiply_and_scatter(const ProductPlan& plan, const ProductParts& pa
   ChunkReports reports(plan, !parts.biases.empty(), cause);
   for (int64_t k = 0; k < plan.cut.chunks; ++k) {
     for (size_t i = 0; i < products.size(); ++i) {
-      for (const Run& run : exchange.rows(i, k)) products[i].multiply(plan.cut.dim, run);
+      for (const IndexRange& run : exchange.rows(i, k)) products[i].multiply(plan.cut.dim, run);
     }
     reports.done(k);
     exchange.begin(k);
@@ -178,7 +178,7 @@ GatheredProduct gather_and_multiply(const ProductPlan& plan, const ProductParts&
     if (k + 1 < plan.cut.chunks) exchange.begin(k + 1);
     exchange.wait(k);
     for (size_t i = 0; i < products.size(); ++i) {
-      for (const Run& run : exchange.rows(i, k)) products[i].multiply(plan.cut.dim, run);
+      for (const IndexRange& run : exchange.rows(i, k)) products[i].multiply(plan.cut.dim, run);
     }
     reports.done(k);
   }

@@ -91,25 +91,26 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return a <= 0 ? -(-a / b) : (a + b - 1) / b; }
 
-bool holds(const Runs& runs, int64_t index) {
+bool holds(const IndexRanges& runs, int64_t index) {
   return std::any_of(runs.begin(), runs.end(),
-                     [&](const Run& r) { return r.begin <= index && index < r.begin + r.size; });
+                     [&](const IndexRange& r) { return r.begin <= index && index < r.begin + r.size; });
 }
 
 }  // namespace
 
-std::optional<Part> stored_part(const Window& view, const Window& base, const DimMap& map, const Part& held) {
+std::optional<LocalLayout> stored_part(const Window& view, const Window& base, const DimMap& map,
+                                       const LocalLayout& held) {
   if (held.empty()) return std::nullopt;
   std::vector<bool> stepped(base.sizes.size());
-  Part part;
+  LocalLayout part;
   for (size_t j = 0; j < view.sizes.size(); ++j) {
-    Runs runs;
+    IndexRanges runs;
     if (map.base_dim[j] < 0) {
       if (view.sizes[j] > 0) runs.push_back({0, 1});
     } else {
       const auto d = static_cast<size_t>(map.base_dim[j]);
       stepped[d] = true;
-      for (const Run& run : held.dims[d]) {
+      for (const IndexRange& run : held.dims[d]) {
         const int64_t first = std::max<int64_t>(ceil_div(run.begin - map.start[d], map.step[j]), 0);
         const int64_t last = std::min(ceil_div(run.begin + run.size - map.start[d], map.step[j]), view.sizes[j]);
         if (first >= last) continue;
@@ -138,12 +139,12 @@ struct Stretch {
 };
 
 // The elements of a dim that both hold: index i of the view is index start + step * i of the base.
-std::vector<Stretch> shared(const Runs& view, const Runs& base, int64_t start, int64_t step) {
+std::vector<Stretch> shared(const IndexRanges& view, const IndexRanges& base, int64_t start, int64_t step) {
   std::vector<Stretch> result;
   int64_t view_place = 0;
-  for (const Run& v : view) {
+  for (const IndexRange& v : view) {
     int64_t base_place = 0;
-    for (const Run& b : base) {
+    for (const IndexRange& b : base) {
       const int64_t first = std::max(v.begin, ceil_div(b.begin - start, step));
       const int64_t last = std::min(v.begin + v.size, ceil_div(b.begin + b.size - start, step));
       if (first < last) {
@@ -207,9 +208,9 @@ void store_blocks(const WindowPart& view, const WindowPart& base, const DimMap& 
 
 // ------------------------------------------------------------ element by element
 
-at::Tensor indices(const Runs& runs, const at::TensorOptions& options) {
+at::Tensor indices(const IndexRanges& runs, const at::TensorOptions& options) {
   std::vector<at::Tensor> pieces = {at::arange(0, options)};
-  for (const Run& run : runs) pieces.push_back(at::arange(run.begin, run.begin + run.size, options));
+  for (const IndexRange& run : runs) pieces.push_back(at::arange(run.begin, run.begin + run.size, options));
   return at::cat(pieces);
 }
 

@@ -30,7 +30,7 @@ inline Window window_of(const Spec& spec, int64_t offset) { return {spec.sizes()
 // A window on global memory, and the part of it that a rank holds.
 struct WindowPart {
   Window window;
-  Part layout;
+  LocalLayout layout;
   at::Tensor part;  // of layout.sizes()
 };
 
@@ -47,7 +47,8 @@ std::optional<DimMap> map_dims(const Window& view, const Window& base);
 
 // The indices of the view, per dim of it, that store_through() writes to a rank's part `held` of the base; nullopt:
 // none. Of several view elements for one base element, the first. REQUIRES: map == map_dims(view, base).
-std::optional<Part> stored_part(const Window& view, const Window& base, const DimMap& map, const Part& held);
+std::optional<LocalLayout> stored_part(const Window& view, const Window& base, const DimMap& map,
+                                       const LocalLayout& held);
 
 // Writes the elements of `view.part` that `base.part` holds to their places there. Offsets count elements of each one's
 // own dtype. Several view elements for one base element must be equal. Below autograd, on plain tensors. REQUIRES: no

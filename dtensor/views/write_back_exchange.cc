@@ -28,29 +28,29 @@ constexpr int64_t kMaxPairs = int64_t{1} << 18;  // of ranks whose messages are 
 
 // ------------------------------------------------------------ parts
 
-int64_t num_boxes(const Part& part) {
+int64_t num_boxes(const LocalLayout& part) {
   int64_t boxes = 1;
-  for (const Runs& runs : part.dims) boxes = std::min(boxes * static_cast<int64_t>(runs.size()), kMaxBlocks + 1);
+  for (const IndexRanges& runs : part.dims) boxes = std::min(boxes * static_cast<int64_t>(runs.size()), kMaxBlocks + 1);
   return boxes;
 }
 
-Runs united(Runs runs, const Runs& more) {
+IndexRanges united(IndexRanges runs, const IndexRanges& more) {
   runs.append(more.begin(), more.end());
-  std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) { return a.begin < b.begin; });
-  Runs result;
-  for (const Run& run : runs) {
+  std::sort(runs.begin(), runs.end(), [](const IndexRange& a, const IndexRange& b) { return a.begin < b.begin; });
+  IndexRanges result;
+  for (const IndexRange& run : runs) {
     if (result.empty() || result.back().begin + result.back().size < run.begin) {
       result.push_back(run);
       continue;
     }
-    Run& last = result.back();
+    IndexRange& last = result.back();
     last.size = std::max(last.begin + last.size, run.begin + run.size) - last.begin;
   }
   return result;
 }
 
 // The smallest part that has all of both.
-void widen(std::optional<Part>& part, std::optional<Part> more) {
+void widen(std::optional<LocalLayout>& part, std::optional<LocalLayout> more) {
   if (!part || !more) {
     if (more) part = std::move(more);
     return;
@@ -62,12 +62,12 @@ void widen(std::optional<Part>& part, std::optional<Part> more) {
 }
 
 // The block of `part` that lies in a tensor of size `sizes` at `from`.
-Part block_of(const Part& part, const Shape& from, const Shape& sizes) {
-  Part block;
+LocalLayout block_of(const LocalLayout& part, const Shape& from, const Shape& sizes) {
+  LocalLayout block;
   for (size_t d = 0; d < part.dims.size(); ++d) {
-    Runs& runs = block.dims.emplace_back();
+    IndexRanges& runs = block.dims.emplace_back();
     int64_t place = 0;
-    for (const Run& run : part.dims[d]) {
+    for (const IndexRange& run : part.dims[d]) {
       const int64_t first = std::max(from[d], place), last = std::min(from[d] + sizes[d], place + run.size);
       if (first < last) runs.push_back({run.begin + first - place, last - first});
       place += run.size;
@@ -116,7 +116,7 @@ class StorePlanner {
     }
     for (const int64_t rank : mesh_.ranks()) {
       held_.push_back(spec_.layout_of_rank(rank));
-      std::optional<Part>& wanted = wanted_.emplace_back();
+      std::optional<LocalLayout>& wanted = wanted_.emplace_back();
       for (size_t k = 0; k < bases.size(); ++k) {
         const auto& [spec, offset, around] = request_.bases[k];
         widen(wanted, stored_part(view, bases[k], maps[k], spec->layout_of_rank(rank)));
@@ -192,10 +192,10 @@ class StorePlanner {
   const Spec& spec_;
   const DeviceMesh& mesh_;
   const std::vector<int64_t> dims_;
-  const Group& group_;
+  const RankGroups& group_;
   const RankSlots slots_;
-  std::vector<Part> held_;                   // of the view, by position in mesh.ranks()
-  std::vector<std::optional<Part>> wanted_;  // likewise
+  std::vector<LocalLayout> held_;                   // of the view, by position in mesh.ranks()
+  std::vector<std::optional<LocalLayout>> wanted_;  // likewise
 };
 
 // Infinity where no route stays within the limits.
@@ -256,7 +256,7 @@ std::shared_ptr<const StoreExchange> cached_store_exchange(const StoreRequest& r
     if (!t.around) return;
     for (const auto& [dim, cut_by, known] : t.around->dims) {
       key.push_back(-1 - dim);  // distinct from ids, offsets and sizes
-      for (const Run& run : known) key.insert(key.end(), {run.begin, run.size});
+      for (const IndexRange& run : known) key.insert(key.end(), {run.begin, run.size});
     }
   };
   append(request.written);
@@ -293,7 +293,7 @@ void fetch_stored(const StoreExchange& exchange, const CommCause& cause, HeldPie
   RankPieces inputs(pieces.size()), outputs(pieces.size());
   for (size_t i = 0; i < pieces.size(); ++i) {
     inputs[i].push_back(pieces[i][0].values);
-    for (const Part& part : exchange.received[i]) {
+    for (const LocalLayout& part : exchange.received[i]) {
       const Shape sizes = part.sizes();
       outputs[i].push_back(at::empty({sizes.data(), sizes.size()}, inputs[i][0].options()));
       pieces[i].push_back({part, outputs[i].back()});

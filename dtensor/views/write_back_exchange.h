@@ -36,13 +36,13 @@ struct StoreRequest {
 
 struct StoreExchange {
   SpecPtr written;
-  int64_t offset = 0;                       // of `written` in its memory
-  const Group* group = nullptr;             // valid as long as `written`; null where nothing is received
-  std::vector<std::vector<Part>> received;  // of `written`, per owned rank: received elements, one tensor each
-  std::vector<Message> messages;            // to those tensors
-  int64_t bytes = 0;                        // received by the rank that receives most
-  int64_t buffer_bytes = 0;                 // alive in addition to the part that was written
-  double seconds = 0;                       // estimate
+  int64_t offset = 0;                              // of `written` in its memory
+  const RankGroups* group = nullptr;               // valid as long as `written`; null where nothing is received
+  std::vector<std::vector<LocalLayout>> received;  // of `written`, per owned rank: received elements, one tensor each
+  std::vector<Message> messages;                   // to those tensors
+  int64_t bytes = 0;                               // received by the rank that receives most
+  int64_t buffer_bytes = 0;                        // alive in addition to the part that was written
+  double seconds = 0;                              // estimate
 };
 
 // Null where redistribution by layouts is to be used: it moves nothing, or is cheaper; a tensor is Partial, has another
@@ -52,7 +52,7 @@ std::shared_ptr<const StoreExchange> cached_store_exchange(const StoreRequest& r
 
 // Elements of a tensor that a rank holds, with their indices.
 struct HeldPiece {
-  Part layout;
+  LocalLayout layout;
   at::Tensor values;
 };
 using HeldPieces = std::vector<std::vector<HeldPiece>>;  // per owned rank

@@ -13,9 +13,9 @@
 
 namespace dtensor::internal {
 
-Run own_rows(const Spec& table, int64_t i) {
-  const Runs runs = table.local_layout(i).dims[0];
-  return runs.empty() ? Run{} : runs.front();
+IndexRange own_rows(const Spec& table, int64_t i) {
+  const IndexRanges runs = table.local_layout(i).dims[0];
+  return runs.empty() ? IndexRange{} : runs.front();
 }
 
 namespace {
@@ -35,7 +35,7 @@ OutputMetas embedding_metas(const OpCall& call) {
 
 void embedding_local(const LocalCall& local, torch::jit::Stack& stack) {
   const Spec& table = *local.inputs[0];
-  const Run rows = own_rows(table, local.i);
+  const IndexRange rows = own_rows(table, local.i);
   const int64_t num_rows = table.sizes()[0];
   if (rows.size == num_rows) return local.op.callBoxed(stack);
   const size_t num_args = local.op.schema().arguments().size();
@@ -72,7 +72,7 @@ OutputMetas embedding_backward_metas(const OpCall& call) {
 
 // Gradient of a rank's own rows.
 void embedding_backward_local(const LocalCall& local, torch::jit::Stack& stack) {
-  const Run rows = own_rows(*local.outputs[0], local.i);
+  const IndexRange rows = own_rows(*local.outputs[0], local.i);
   const size_t num_args = local.op.schema().arguments().size();
   const auto args = torch::jit::last(stack, num_args);
   const int64_t num_weights = args[2].toInt(), padding_idx = args[3].toInt();

@@ -9,7 +9,7 @@
 namespace dtensor::internal {
 
 // The rows of a table that local rank i holds. REQUIRES: one run, as strategies split rows by Shard alone.
-Run own_rows(const Spec& table, int64_t i);
+IndexRange own_rows(const Spec& table, int64_t i);
 
 // Whether a backward operator with argument `num_weights` prefers the gradient sharded into the rows that the ranks of
 // this mesh dim own. Used so that a row-sharded table gets a row-sharded gradient.

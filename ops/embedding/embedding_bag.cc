@@ -28,7 +28,7 @@ namespace dtensor::internal {
 int64_t first_of(const Spec& spec, int64_t i) { return spec.local_layout(i).offsets[0]; }
 
 TableRows table_rows(const Spec& table, int64_t i, int64_t padding_idx) {
-  const Run own = own_rows(table, i);
+  const IndexRange own = own_rows(table, i);
   return {own.begin, own.size, table.sizes()[0], padding_idx};
 }
 
@@ -169,8 +169,8 @@ bool holds_whole_bags(const Spec& ids, const at::Tensor& offsets, const Placemen
   for (int64_t k = 0; k < ids.mesh().size(); ++k) {
     int64_t rest = k;
     for (size_t m = shape.size(); m-- > 0; rest /= shape[m]) coordinate[m] = rest % shape[m];
-    const Runs own = local_layout(ids.sizes(), shape, layout, coordinate).dims[0];
-    const Runs own_bags = local_layout(Shape{bags}, shape, layout, coordinate).dims[0];
+    const IndexRanges own = local_layout(ids.sizes(), shape, layout, coordinate).dims[0];
+    const IndexRanges own_bags = local_layout(Shape{bags}, shape, layout, coordinate).dims[0];
     if (own.size() > 1 || own_bags.size() > 1) return false;
     if (own_bags.empty() && !own.empty()) return false;
     if (own_bags.empty()) continue;

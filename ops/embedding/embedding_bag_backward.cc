@@ -143,10 +143,10 @@ at::Tensor bag_of_each_id(const c10::OperatorHandle& op, const Arguments& args) 
   RankTensors locals;
   const RankTensors& all = meta_for_read(offsets).locals;
   for (size_t i = 0; i < all.size(); ++i) {
-    const Part part = spec.local_layout(static_cast<int64_t>(i));
+    const LocalLayout part = spec.local_layout(static_cast<int64_t>(i));
     at::Tensor bags = bags_of(all[i], 0, spec.sizes()[0]);
     std::vector<at::Tensor> own;
-    for (const Run& run : part.dims[0]) own.push_back(bags.narrow(0, run.begin, run.size));
+    for (const IndexRange& run : part.dims[0]) own.push_back(bags.narrow(0, run.begin, run.size));
     locals.push_back(own.empty() ? bags.narrow(0, 0, 0).clone() : at::cat(own));
   }
   const auto dtype = c10::promoteTypes(ids.scalar_type(), offsets.scalar_type());

@@ -41,11 +41,11 @@ bool is_empty(const at::Tensor& t) { return t.numel() == 0; }
 
 // How far the result of a transposed convolution on the box extends beyond the part; negative where the part extends
 // further: places to which no element contributes. In the format of constant_pad_nd().
-std::vector<int64_t> pads_to_part(const Convolution& c, const Part& part) {
+std::vector<int64_t> pads_to_part(const Convolution& c, const LocalLayout& part) {
   std::vector<int64_t> pads;
   for (size_t k = c.spread.size(); k-- > 0;) {
     const SpreadDim& s = c.spread[k];
-    const Run own = part.dims[s.dim][0], box = s.reach(part.dims[s.dim]);
+    const IndexRange own = part.dims[s.dim][0], box = s.reach(part.dims[s.dim]);
     const int64_t begin = box.begin * s.stride + s.first, size = (box.size - 1) * s.stride + s.span;
     pads.insert(pads.end(), {begin - own.begin, own.begin + own.size - begin - size});
   }
@@ -75,7 +75,7 @@ at::Tensor sum_per_channel(const at::Tensor& grad) {
   return grad.sum(others);
 }
 
-at::Tensor spread_over(const Convolution& c, const Part& part, const at::Tensor& box, const at::Tensor& weight,
+at::Tensor spread_over(const Convolution& c, const LocalLayout& part, const at::Tensor& box, const at::Tensor& weight,
                        const at::Tensor& bias) {
   const std::vector<int64_t> none(c.spread.size(), 0), pads = pads_to_part(c, part);
   const bool late_bias = bias.defined() && has_positive(pads);  // it applies also where no element contributes
@@ -133,7 +133,7 @@ std::optional<Convolution> convolution_of(const Arguments& args) {
   return c;
 }
 
-at::Tensor convolved(const Convolution& c, const Part& part, const at::Tensor& box, const at::Tensor& weight,
+at::Tensor convolved(const Convolution& c, const LocalLayout& part, const at::Tensor& box, const at::Tensor& weight,
                      const at::Tensor& bias) {
   const Shape sizes = part.sizes();
   const std::vector<int64_t> none(c.stride.size(), 0);
@@ -145,7 +145,7 @@ at::Tensor convolved(const Convolution& c, const Part& part, const at::Tensor& b
   return is_nothing || !bias.defined() ? result : result.add_(per_channel(bias, result.dim()));
 }
 
-std::array<at::Tensor, 3> gradients(const Convolution& c, const Part& part, const at::Tensor& grad,
+std::array<at::Tensor, 3> gradients(const Convolution& c, const LocalLayout& part, const at::Tensor& grad,
                                     const at::Tensor& box, const at::Tensor& weight, const std::array<bool, 3>& mask) {
   std::array<at::Tensor, 3> result;
   const bool aside = mask[2] && (is_empty(grad) || is_empty(box) || c.transposed);  // of the bias, by itself

@@ -35,11 +35,11 @@ struct Convolution {
 std::optional<Convolution> convolution_of(const Arguments& args);
 
 // This rank's part of the result. `bias` may be undefined. Box, weight and bias may hold only this rank's channels.
-at::Tensor convolved(const Convolution& c, const Part& part, const at::Tensor& box, const at::Tensor& weight,
+at::Tensor convolved(const Convolution& c, const LocalLayout& part, const at::Tensor& box, const at::Tensor& weight,
                      const at::Tensor& bias);
 
 // Gradients of the box, the weight and the bias, from the gradient of the part; undefined where not requested.
-std::array<at::Tensor, 3> gradients(const Convolution& c, const Part& part, const at::Tensor& grad,
+std::array<at::Tensor, 3> gradients(const Convolution& c, const LocalLayout& part, const at::Tensor& grad,
                                     const at::Tensor& box, const at::Tensor& weight, const std::array<bool, 3>& mask);
 
 }  // namespace dtensor::internal

@@ -147,7 +147,7 @@ void convolution(const c10::OperatorHandle& op, Stack& stack) {
   {
     LocalGuard guard;
     for (size_t i = 0; i < locals.size(); ++i) {
-      const Part part = decision->result->local_layout(static_cast<int64_t>(i));
+      const LocalLayout part = decision->result->local_layout(static_cast<int64_t>(i));
       locals[i] = convolved(call->convolution, part, locals[i], local_if_defined(weight, i), local_if_defined(bias, i));
     }
   }
@@ -193,7 +193,7 @@ void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
   {
     LocalGuard guard;
     for (size_t i = 0; i < boxes.size(); ++i) {
-      const Part part = spec_of(grad)->local_layout(static_cast<int64_t>(i));
+      const LocalLayout part = spec_of(grad)->local_layout(static_cast<int64_t>(i));
       const auto of_rank = gradients(call->convolution, part, grads[i], boxes[i], local_if_defined(weight, i), mask);
       for (size_t k = 0; k < 3; ++k) locals[k].push_back(of_rank[k]);
       boxes[i].reset();

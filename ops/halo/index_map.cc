@@ -53,12 +53,12 @@ IndexMap circular(int64_t n, int64_t before, int64_t after) {
   return map_of(before + n + after, {{0, before, n - before, 1}, {before, n, 0, 1}, {before + n, after, 0, 1}});
 }
 
-Segments segments_held(const IndexMap& map, const Runs& held) {
+Segments segments_held(const IndexMap& map, const IndexRanges& held) {
   Segments segments;
   for (size_t s = 0; s < map.stretches.size(); ++s) {
     const Stretch& stretch = map.stretches[s];
     int64_t offset = 0;
-    for (const Run& run : held) {
+    for (const IndexRange& run : held) {
       int64_t first = 0, last = stretch.size - 1;
       const int64_t begin = run.begin - stretch.source, end = run.begin + run.size - 1 - stretch.source;
       if (stretch.step > 0) {
@@ -80,10 +80,10 @@ Segments segments_held(const IndexMap& map, const Runs& held) {
   return segments;
 }
 
-Segments segments_wanted(const IndexMap& map, const Runs& wanted) {
+Segments segments_wanted(const IndexMap& map, const IndexRanges& wanted) {
   Segments segments;
   int64_t offset = 0;
-  for (const Run& run : wanted) {
+  for (const IndexRange& run : wanted) {
     for (size_t s = 0; s < map.stretches.size(); ++s) {
       const Stretch& stretch = map.stretches[s];
       const int64_t begin = std::max(run.begin, stretch.place);

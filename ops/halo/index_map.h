@@ -51,8 +51,8 @@ struct Segment {
 using Segments = std::vector<Segment>;
 
 // For a rank that holds the elements `held`. No segment is empty.
-Segments segments_held(const IndexMap& map, const Runs& held);
+Segments segments_held(const IndexMap& map, const IndexRanges& held);
 // For a rank that needs the places `wanted`; step is 1.
-Segments segments_wanted(const IndexMap& map, const Runs& wanted);
+Segments segments_wanted(const IndexMap& map, const IndexRanges& wanted);
 
 }  // namespace dtensor::internal

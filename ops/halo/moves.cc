@@ -149,13 +149,13 @@ SpecPtr result_of(const SpecPtr& given, const Decision* rule, const Shape& sizes
 std::optional<HaloRequest> margins_request(const SpecPtr& source, int64_t dim, int64_t width) {
   const DeviceMesh& mesh = source->mesh();
   for (const int64_t rank : mesh.ranks()) {
-    const Part part = local_layout(source->sizes(), mesh.shape(), source->placements(), mesh.coordinate(rank));
-    const Runs& runs = part.dims[dim];
+    const LocalLayout part = local_layout(source->sizes(), mesh.shape(), source->placements(), mesh.coordinate(rank));
+    const IndexRanges& runs = part.dims[dim];
     if (!runs.empty() && (runs.size() > 1 || runs[0].size < width)) return std::nullopt;
   }
-  HaloDim beside{dim, circular(source->sizes()[dim], width, width), [width](const Runs& own) {
-                   Runs places;
-                   for (const Run& run : own) {
+  HaloDim beside{dim, circular(source->sizes()[dim], width, width), [width](const IndexRanges& own) {
+                   IndexRanges places;
+                   for (const IndexRange& run : own) {
                      places.push_back({run.begin, width});
                      places.push_back({run.begin + run.size + width, width});
                    }

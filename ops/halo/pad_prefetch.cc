@@ -38,11 +38,11 @@ std::optional<HaloRequest> windows_request(const SpecPtr& source, const std::vec
   for (HaloDim& d : request.dims) {
     const int64_t more = d.map.size - source->sizes()[d.dim];
     const auto parts = runs_along(*source, d.dim);
-    const auto is_smaller = [&](const Run& run) { return run.size < more; };
+    const auto is_smaller = [&](const IndexRange& run) { return run.size < more; };
     if (more < 0 || !parts || std::any_of(parts->begin(), parts->end(), is_smaller)) return std::nullopt;
-    d.reach = [more](const Runs& own) {
-      Runs wanted = own;
-      for (Run& run : wanted) run.size += more;
+    d.reach = [more](const IndexRanges& own) {
+      IndexRanges wanted = own;
+      for (IndexRange& run : wanted) run.size += more;
       return wanted;
     };
   }
@@ -58,7 +58,7 @@ at::Tensor pad_lazily(const HaloDecision& decision, const at::Tensor& self, cons
   for (const int64_t dim : decision.later->dims) {
     auto& wider = around.dims.emplace_back(
         GhostRegion::Dim{dim, cutting_mesh_dims(*source, {dim}), runs_along(*source, dim).value()});
-    for (Run& run : wider.known) run.size += decision.result->sizes()[dim] - source->sizes()[dim];
+    for (IndexRange& run : wider.known) run.size += decision.result->sizes()[dim] - source->sizes()[dim];
   }
   const int64_t bytes = box_bytes(around, *source);
   around.boxes = std::make_shared<LazyParts>([later = decision.later, snapshot, fill, cause, world, bytes] {

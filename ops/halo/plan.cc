@@ -110,10 +110,10 @@ class HaloPlanner {
 
  private:
   RankSegments segments_of(int64_t rank) const {
-    const Part held = request_.source->layout_of_rank(rank), result = request_.result->layout_of_rank(rank);
+    const LocalLayout held = request_.source->layout_of_rank(rank), result = request_.result->layout_of_rank(rank);
     RankSegments segments;
     for (const HaloDim& d : request_.dims) {
-      const Runs& own = result.dims[d.dim];
+      const IndexRanges& own = result.dims[d.dim];
       segments.held.push_back(segments_held(d.map, held.dims[d.dim]));
       segments.wanted.push_back(segments_wanted(d.map, d.reach ? d.reach(own) : own));
     }
@@ -158,7 +158,7 @@ class HaloPlanner {
   }
 
   const std::vector<int64_t>& first_group(const std::vector<int64_t>& cutting) const {
-    const Group& group = mesh_.group(cutting);
+    const RankGroups& group = mesh_.group(cutting);
     return group.members[group.group_of[mesh_.ranks()[0]]];
   }
 
@@ -220,13 +220,13 @@ class HaloPlanner {
 
   void add_rank(int64_t rank, HaloPlan& plan) {
     const RankSegments& segments = cached_segments(rank);
-    const Part result = request_.result->layout_of_rank(rank);
+    const LocalLayout result = request_.result->layout_of_rank(rank);
     HaloPlan::Rank& r = plan.ranks.emplace_back();
     r.wanted = other_sizes(rank);
     r.filled = true;
     for (size_t k = 0; k < request_.dims.size(); ++k) {
       const HaloDim& d = request_.dims[k];
-      const Runs& own = result.dims[d.dim];
+      const IndexRanges& own = result.dims[d.dim];
       r.wanted[d.dim] = total_size(d.reach ? d.reach(own) : own);
       int64_t shown = 0;
       for (const Segment& w : segments.wanted[k]) shown += w.size;
@@ -269,19 +269,19 @@ int64_t place_of(const Spec& spec, int64_t dim, int64_t rank) {
   return place;
 }
 
-std::optional<std::vector<Run>> runs_along(const Spec& spec, int64_t dim) {
+std::optional<std::vector<IndexRange>> runs_along(const Spec& spec, int64_t dim) {
   const std::vector<int64_t> mesh_dims = cutting_mesh_dims(spec, {dim});
   Shape coordinate(spec.mesh().ndim(), 0);
   int64_t places = 1;
   for (const int64_t m : mesh_dims) places *= spec.mesh().size(m);
-  std::vector<Run> result;
+  std::vector<IndexRange> result;
   for (int64_t place = 0; place < places; ++place) {
     int64_t rest = place;
     for (size_t k = mesh_dims.size(); k-- > 0;) {
       coordinate[mesh_dims[k]] = rest % spec.mesh().size(mesh_dims[k]);
       rest /= spec.mesh().size(mesh_dims[k]);
     }
-    const Part part = local_layout(spec.sizes(), spec.mesh().shape(), spec.placements(), coordinate);
+    const LocalLayout part = local_layout(spec.sizes(), spec.mesh().shape(), spec.placements(), coordinate);
     if (part.dims[dim].size() != 1) return std::nullopt;
     result.push_back(part.dims[dim][0]);
   }

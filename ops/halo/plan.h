@@ -28,7 +28,7 @@ struct HaloDim {
   int64_t dim = 0;
   IndexMap map;
   // The places that a rank needs if it holds these places of the result. Null: the same ones.
-  std::function<Runs(const Runs& of_result)> reach;
+  std::function<IndexRanges(const IndexRanges& of_result)> reach;
 };
 
 struct HaloRequest {
@@ -43,8 +43,8 @@ struct HaloPlan {
   // "halos of S(0): of dim 0 rank 0 needs 15:16 and 0:3, rank 3 11:15", so that ranks which plan other halos of a
   // tensor are seen to make other calls. Of one group, its first and its last rank.
   std::string text;
-  const Group* group = nullptr;  // valid as long as `source`
-  std::vector<int64_t> dims;     // of the request
+  const RankGroups* group = nullptr;  // valid as long as `source`
+  std::vector<int64_t> dims;          // of the request
 
   // For each owned rank:
   struct Rank {
@@ -69,7 +69,7 @@ struct HaloPlan {
 // The rank's position along the mesh dims that cut `dim`: 0 if none does.
 int64_t place_of(const Spec& spec, int64_t dim, int64_t rank);
 // The indices of `dim` that the rank at each position holds. Nullopt: a rank holds none, or several runs.
-std::optional<std::vector<Run>> runs_along(const Spec& spec, int64_t dim);
+std::optional<std::vector<IndexRange>> runs_along(const Spec& spec, int64_t dim);
 
 // Null where parts consist of too many pieces (a StridedShard of many runs).
 // REQUIRES: cutting_mesh_dims() is not empty for the request's dims; nothing is Partial along these mesh dims. It may

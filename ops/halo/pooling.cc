@@ -112,7 +112,7 @@ bool has_windows(const Shape& result) { return std::find(result.begin(), result.
 // Flat indices into the last dims of the whole tensor, and into the rank's box of it.
 struct BoxOf {
   const Pooling& pooling;
-  const Part& result;  // the rank's windows
+  const LocalLayout& result;  // the rank's windows
 
   int64_t begin(size_t k) const {  // of the box, in elements
     const WindowDim& w = pooling.windows[k];
@@ -169,7 +169,7 @@ void max_pool(const c10::OperatorHandle& op, Stack& stack) {
                dilation = pooling->list(&WindowDim::dilation);
     const std::vector<int64_t> none(kDims, 0);
     for (size_t i = 0; i < boxes.size(); ++i) {
-      const Part part = decision->result->local_layout(static_cast<int64_t>(i));
+      const LocalLayout part = decision->result->local_layout(static_cast<int64_t>(i));
       if (!has_windows(part.sizes())) {
         values.push_back(boxes[i].new_empty(part.sizes()));
         indices.push_back(values.back().to(at::kLong));
@@ -208,7 +208,7 @@ void max_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
     LocalGuard guard;
     const RankTensors &grads = meta_for_read(grad).locals, &places = meta_for_read(indices).locals;
     for (size_t i = 0; i < grads.size(); ++i) {
-      const Part part = spec_of(grad)->local_layout(static_cast<int64_t>(i));
+      const LocalLayout part = spec_of(grad)->local_layout(static_cast<int64_t>(i));
       at::Tensor piece = grads[i].new_zeros(decision->plan->ranks[i].wanted);
       if (grads[i].numel() > 0) {
         const int64_t first = grads[i].dim() - kDims;
@@ -225,12 +225,13 @@ void max_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
 // ------------------------------------------------------------ averages
 
 // Divides the sum of each of a rank's windows by its count.
-at::Tensor divided_by_counts(at::Tensor sums, const Pooling& pooling, const Part& result, const Arguments& args) {
+at::Tensor divided_by_counts(at::Tensor sums, const Pooling& pooling, const LocalLayout& result,
+                             const Arguments& args) {
   if (!args["divisor_override"].isNone()) return sums.div(args["divisor_override"].toInt());
   const bool with_padding = args["count_include_pad"].toBool();
   at::Tensor counts;
   for (const WindowDim& w : pooling.windows) {
-    const Run run = result.dims[w.dim].empty() ? Run{} : result.dims[w.dim][0];
+    const IndexRange run = result.dims[w.dim].empty() ? IndexRange{} : result.dims[w.dim][0];
     at::Tensor begin =
         at::arange(run.begin, run.begin + run.size, sums.options().dtype(at::kLong)).mul(w.stride).sub(w.padding);
     at::Tensor end = (begin + w.size).clamp_max(w.elements + w.padding);
@@ -262,7 +263,7 @@ void avg_pool(const c10::OperatorHandle& op, Stack& stack) {
     LocalGuard guard;
     const auto kernel = pooling->list(&WindowDim::size), stride = pooling->list(&WindowDim::stride);
     for (size_t i = 0; i < boxes.size(); ++i) {
-      const Part part = decision->result->local_layout(static_cast<int64_t>(i));
+      const LocalLayout part = decision->result->local_layout(static_cast<int64_t>(i));
       if (!has_windows(part.sizes())) {
         boxes[i] = boxes[i].new_empty(part.sizes());
         continue;
@@ -293,7 +294,7 @@ void avg_pool_backward(const c10::OperatorHandle& op, Stack& stack) {
     const RankTensors& grads = meta_for_read(grad).locals;
     const auto kernel = pooling->list(&WindowDim::size), stride = pooling->list(&WindowDim::stride);
     for (size_t i = 0; i < grads.size(); ++i) {
-      const Part part = spec_of(grad)->local_layout(static_cast<int64_t>(i));
+      const LocalLayout part = spec_of(grad)->local_layout(static_cast<int64_t>(i));
       const at::Tensor box = grads[i].new_zeros(decision->plan->ranks[i].wanted, widened(grad.scalar_type()));
       if (!has_windows(part.sizes())) {
         pieces.push_back(box.to(grad.scalar_type()));

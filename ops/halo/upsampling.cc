@@ -86,11 +86,11 @@ struct Crop {
   }
 };
 
-Crop crop_of(const std::vector<SpreadDim>& dims, const Part& part) {
+Crop crop_of(const std::vector<SpreadDim>& dims, const LocalLayout& part) {
   const Shape own = part.sizes();
   Crop crop{{own.begin(), own.end()}, std::vector<int64_t>(own.size(), 0), std::vector<int64_t>(own.size(), 0)};
   for (const SpreadDim& s : dims) {
-    const Run box = s.reach(part.dims[s.dim]);
+    const IndexRange box = s.reach(part.dims[s.dim]);
     crop.sizes[s.dim] = box.size * s.stride;
     crop.before[s.dim] = part.dims[s.dim][0].begin - box.begin * s.stride;
     crop.after[s.dim] = crop.sizes[s.dim] - crop.before[s.dim] - own[s.dim];
@@ -136,7 +136,7 @@ void upsample(const c10::OperatorHandle& op, Stack& stack) {
   {
     LocalGuard guard;
     for (size_t i = 0; i < locals.size(); ++i) {
-      const Part part = decision->result->local_layout(static_cast<int64_t>(i));
+      const LocalLayout part = decision->result->local_layout(static_cast<int64_t>(i));
       const Shape own = part.sizes();
       if (c10::multiply_integers(own) == 0) {  // kernels reject it
         locals[i] = locals[i].new_empty(own);

@@ -19,7 +19,7 @@ struct WindowDim {
   int64_t span() const { return dilation * (size - 1) + 1; }
   // The run from the first element, or padding, of the first of `windows` to the last element of the last one, as
   // places of halo_dim().map, which begin with the padding. Empty for none.
-  Run reach(const Runs& windows) const;
+  IndexRange reach(const IndexRanges& windows) const;
   // A rank that holds some windows of the result needs all that they reach.
   HaloDim halo_dim() const;
 };
@@ -32,7 +32,7 @@ struct SpreadDim {
   int64_t stride = 1, first = 0, span = 1;
 
   // The elements that contribute to any of `places`. Empty for none.
-  Run reach(const Runs& places) const;
+  IndexRange reach(const IndexRanges& places) const;
   // A rank that holds some places of the result needs all elements that contribute to them.
   HaloDim halo_dim() const;
 };

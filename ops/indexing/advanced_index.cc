@@ -64,7 +64,7 @@ OutputDims AdvancedIndex::result_factors() const {
 
 LocalIndices localize_indices(const LocalCall& call, const torch::jit::Stack& stack, bool writing) {
   const Spec& self = *call.inputs[0];
-  const Part layout = self.local_layout(call.i);
+  const LocalLayout layout = self.local_layout(call.i);
   LocalIndices result;
   std::vector<std::optional<Shape>> sizes;
   for (const c10::IValue& value : stack[1].toListRef()) {

@@ -39,7 +39,7 @@ at::Tensor zeros_of_output(const LocalCall& call, const at::Tensor& self) {
 // sizes of the indices, broadcastable to the result.
 template <typename LookUp>
 at::Tensor masked_lookup(const LocalCall& call, const at::Tensor& self, const at::Tensor& index, int64_t dim,
-                         const Runs& runs, at::IntArrayRef along, const LookUp& look_up) {
+                         const IndexRanges& runs, at::IntArrayRef along, const LookUp& look_up) {
   check_range(index, 0, call.inputs[0]->sizes()[dim], dim);
   if (runs.empty()) return zeros_of_output(call, self);
   const LocalIndex mine = localize(index, runs, 0);
@@ -80,7 +80,7 @@ OutputMetas index_select_metas(const OpCall& call) {
 void index_select_local(const LocalCall& call, Stack& stack) {
   const Spec& spec = *call.inputs[0];
   const int64_t dim = spec.ndim() > 0 ? wrap_dim(stack[1].toInt(), spec.ndim()) : 0;
-  const Runs runs = spec.ndim() > 0 ? spec.local_layout(call.i).dims[dim] : Runs{};
+  const IndexRanges runs = spec.ndim() > 0 ? spec.local_layout(call.i).dims[dim] : IndexRanges{};
   if (spec.ndim() == 0 || holds_all(runs, spec.sizes()[dim])) return call.op.callBoxed(stack);
   const at::Tensor self = stack[0].toTensor(), index = stack[2].toTensor();
   std::vector<int64_t> along(self.dim(), 1);
@@ -117,12 +117,12 @@ void gather_local(const LocalCall& call, Stack& stack) {
   at::Tensor self = stack[0].toTensor(), index = stack[2].toTensor();
   if (self.dim() == 0 || self.dim() != index.dim()) return call.op.callBoxed(stack);
   const int64_t dim = wrap_dim(stack[1].toInt(), spec.ndim());
-  const Part layout = spec.local_layout(call.i), index_layout = index_spec.local_layout(call.i);
+  const LocalLayout layout = spec.local_layout(call.i), index_layout = index_spec.local_layout(call.i);
   for (int64_t d = 0; d < self.dim(); ++d) {
     if (d != dim && self.size(d) > index.size(d)) self = take_runs(self, d, index_layout.dims[d]);
   }
   stack[0] = self;
-  const Runs& runs = layout.dims[dim];
+  const IndexRanges& runs = layout.dims[dim];
   if (holds_all(runs, spec.sizes()[dim])) return call.op.callBoxed(stack);
   const auto look_up = [&](const at::Tensor& mine) { return self.gather(dim, mine); };
   leave_result(call, stack, masked_lookup(call, self, index, dim, runs, index.sizes(), look_up));

@@ -115,7 +115,7 @@ void index_rows_local(const LocalCall& call, Stack& stack) {
   if (self.ndim() == 0) return call.op.callBoxed(stack);
   if (self.meta().numel() == 0) return leave_result(call, stack, stack[0].toTensor().clone());  // for any indices
   const int64_t dim = wrap_dim(stack[1].toInt(), self.ndim()), size = self.sizes()[dim];
-  const Runs runs = self.local_layout(call.i).dims[dim];
+  const IndexRanges runs = self.local_layout(call.i).dims[dim];
   if (holds_all(runs, size)) return call.op.callBoxed(stack);
   at::Tensor index = stack[2].toTensor();
   const bool negative = absl::StrContains(call.op.schema().name(), "index_fill");
@@ -167,14 +167,14 @@ void scatter_local(const LocalCall& call, Stack& stack) {
   at::Tensor index = stack[2].toTensor();
   if (self.ndim() == 0 || index.dim() != self.ndim()) return call.op.callBoxed(stack);
   const int64_t dim = wrap_dim(stack[1].toInt(), self.ndim()), size = self.sizes()[dim];
-  const Part layout = self.local_layout(call.i);
+  const LocalLayout layout = self.local_layout(call.i);
   // Dims that are cut in self alone: for the other arguments, the range next to this rank's part.
   const bool has_source = stack[3].isTensor() && stack[3].toTensor().dim() == self.ndim();
   for (int64_t d = 0; d < self.ndim(); ++d) {
     if (d == dim || holds_all(layout.dims[d], self.sizes()[d])) continue;
     if (call.inputs[1]->local_shape(call.i)[d] != call.inputs[1]->sizes()[d]) continue;  // cut likewise
-    Runs runs;
-    for (const Run& run : layout.dims[d]) {
+    IndexRanges runs;
+    for (const IndexRange& run : layout.dims[d]) {
       const int64_t end = std::min(run.begin + run.size, index.size(d));
       if (end > run.begin) runs.push_back({run.begin, end - run.begin});
     }
@@ -182,7 +182,7 @@ void scatter_local(const LocalCall& call, Stack& stack) {
     if (has_source) stack[3] = take_runs(stack[3].toTensor(), d, runs);
   }
   stack[2] = index;
-  const Runs& runs = layout.dims[dim];
+  const IndexRanges& runs = layout.dims[dim];
   if (holds_all(runs, size)) return call.op.callBoxed(stack);
   check_range(index, 0, size, dim);
   stack[2] = localize(index, runs, /*otherwise=*/total_size(runs)).index;

@@ -12,11 +12,11 @@
 
 namespace dtensor::internal {
 
-bool holds_all(const Runs& runs, int64_t size) {
+bool holds_all(const IndexRanges& runs, int64_t size) {
   return size == 0 || (runs.size() == 1 && runs[0].begin == 0 && runs[0].size == size);
 }
 
-LocalIndex localize(const at::Tensor& index, const Runs& runs, int64_t otherwise) {
+LocalIndex localize(const at::Tensor& index, const IndexRanges& runs, int64_t otherwise) {
   LocalIndex result;
   if (runs.empty()) {
     result.index = at::full_like(index, otherwise);
@@ -29,7 +29,7 @@ LocalIndex localize(const at::Tensor& index, const Runs& runs, int64_t otherwise
   } else {
     std::vector<int64_t> begins, ends, shifts;
     int64_t passed = 0;
-    for (const Run& run : runs) {
+    for (const IndexRange& run : runs) {
       begins.push_back(run.begin);
       ends.push_back(run.begin + run.size);
       shifts.push_back(run.begin - passed);
@@ -55,9 +55,9 @@ void check_range(const at::Tensor& index, int64_t low, int64_t size, int64_t dim
                     " is out of bounds for dimension ", dim, " with size ", size);
 }
 
-at::Tensor take_runs(const at::Tensor& t, int64_t dim, const Runs& runs) {
+at::Tensor take_runs(const at::Tensor& t, int64_t dim, const IndexRanges& runs) {
   std::vector<at::Tensor> pieces;
-  for (const Run& run : runs) {
+  for (const IndexRange& run : runs) {
     const int64_t end = std::min(run.begin + run.size, t.size(dim));
     if (end > run.begin) pieces.push_back(t.narrow(dim, run.begin, end - run.begin));
   }

@@ -8,7 +8,7 @@
 namespace dtensor::internal {
 
 // Whether a part holds all of a dim of size `size`.
-bool holds_all(const Runs& runs, int64_t size);
+bool holds_all(const IndexRanges& runs, int64_t size);
 
 struct LocalIndex {
   at::Tensor index;  // local index; `otherwise` where not held
@@ -16,13 +16,13 @@ struct LocalIndex {
 };
 
 // `index`: global indices, each within the dim. Keeps the dtype of `index`.
-LocalIndex localize(const at::Tensor& index, const Runs& runs, int64_t otherwise);
+LocalIndex localize(const at::Tensor& index, const IndexRanges& runs, int64_t otherwise);
 
 // Throws ATen's IndexError if an index is not in [low, size): the range is that of the whole dim, not of the rank's
 // part. On devices that run behind the host the check is an assertion there.
 void check_range(const at::Tensor& index, int64_t low, int64_t size, int64_t dim);
 
 // The rows of `t` along `dim` in `runs`, clipped to the size of `t`; a view where possible.
-at::Tensor take_runs(const at::Tensor& t, int64_t dim, const Runs& runs);
+at::Tensor take_runs(const at::Tensor& t, int64_t dim, const IndexRanges& runs);
 
 }  // namespace dtensor::internal

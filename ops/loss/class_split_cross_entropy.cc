@@ -48,7 +48,7 @@ const at::Tensor& local_part(const at::Tensor& t, size_t i) { return meta_for_re
 // What the i-th local rank computes on.
 CrossEntropyArguments local_arguments(const CrossEntropyTensors& in, const CrossEntropyCall& call, size_t i) {
   const auto dim = static_cast<size_t>(in.class_dim());
-  const Part layout = in.spec().local_layout(static_cast<int64_t>(i));
+  const LocalLayout layout = in.spec().local_layout(static_cast<int64_t>(i));
   CrossEntropyArguments args{local_part(in.self, i), local_part(in.target, i), {}, call.classes};
   args.part.offset = layout.offsets[dim];
   args.part.size = total_size(layout.dims[dim]);
@@ -76,8 +76,8 @@ std::vector<at::Tensor> exchange_summaries(const CrossEntropyTensors& in, const 
   SummaryRequest request;
   request.dims = {1};
   request.dtypes.assign(numbers, dtype);
-  request.count = [](const Part&) { return 1; };
-  request.summarize = [numbers](const at::Tensor& local, const Part&, int64_t) {
+  request.count = [](const LocalLayout&) { return 1; };
+  request.summarize = [numbers](const at::Tensor& local, const LocalLayout&, int64_t) {
     std::vector<at::Tensor> columns;
     for (int k = 0; k < numbers; ++k) columns.push_back(local.narrow(1, k, 1));
     return columns;

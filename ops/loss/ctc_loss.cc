@@ -75,12 +75,12 @@ CoreDims ctc_loss_backward_dims(const OpCall& call) {
 void take_own(const LocalCall& local, Arguments& args) {
   const bool backward = !args["grad"].isNone();
   const Spec& log_probs = *local.inputs[backward ? 1 : 0];
-  const Runs own = local.outputs[0]->local_layout(local.i).dims[backward ? 1 : 0];
+  const IndexRanges own = local.outputs[0]->local_layout(local.i).dims[backward ? 1 : 0];
   const auto of_inputs = args["input_lengths"].toIntVector(), of_targets = args["target_lengths"].toIntVector();
   std::vector<int64_t> inputs, targets;
   std::vector<at::Tensor> pieces;
   at::Tensor all = args.tensor("targets");
-  for (const Run& run : own) {
+  for (const IndexRange& run : own) {
     const auto first = of_targets.begin() + run.begin, last = first + run.size;
     inputs.insert(inputs.end(), of_inputs.begin() + run.begin, of_inputs.begin() + run.begin + run.size);
     targets.insert(targets.end(), first, last);

@@ -96,8 +96,8 @@ std::vector<DimStrategy> nll_strategies(const OpCall& call, int64_t mesh_dim) {
 }
 
 // The classes of local rank `i`: [begin, begin + size).
-Run local_classes(const Spec& self, int64_t i) {
-  const Part layout = self.local_layout(i);
+IndexRange local_classes(const Spec& self, int64_t i) {
+  const LocalLayout layout = self.local_layout(i);
   const auto dim = static_cast<size_t>(self.ndim() == 1 ? 0 : 1);
   return {layout.offsets[dim], total_size(layout.dims[dim])};
 }
@@ -108,7 +108,7 @@ void nll_local(const LocalCall& local, torch::jit::Stack& stack) {
   const bool backward = local.op.schema().argumentIndexWithName("grad_output").has_value();
   const Spec& self = *local.inputs[backward ? 1 : 0];
   const int64_t classes = self.sizes()[self.ndim() == 1 ? 0 : 1];
-  const Run mine = local_classes(self, local.i);
+  const IndexRange mine = local_classes(self, local.i);
   if (mine.size == classes) return local.op.callBoxed(stack);
   const at::Tensor target = args["target"].toTensor();
   const int64_t ignore = args["ignore_index"].toInt();

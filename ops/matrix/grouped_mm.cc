@@ -91,11 +91,11 @@ bool is_aligned(const at::Tensor& t) {
 
 // Computes the products one after the other, for the groups `own` whose matrices this rank has.
 void add_groups(at::Tensor result, const at::Tensor& a, const at::Tensor& b, const at::Tensor& offs,
-                const at::Tensor& bias, const Runs& own) {
+                const at::Tensor& bias, const IndexRanges& own) {
   const at::Tensor ends = offs.defined() ? offs.cpu().to(at::kLong) : at::Tensor();
   const auto matrix = [](const at::Tensor& t, int64_t i) { return t.dim() == 3 ? t[i] : t; };
   int64_t i = 0;  // index among the local matrices
-  for (const Run& run : own) {
+  for (const IndexRange& run : own) {
     for (int64_t g = run.begin; g < run.begin + run.size; ++g, ++i) {
       at::Tensor x = matrix(a, i), y = matrix(b, i), z = matrix(result, i);
       if (ends.defined()) {
@@ -116,7 +116,7 @@ void grouped_mm_local(const LocalCall& call, Stack& stack) {
   const at::Tensor offs = args["offs"].isTensor() ? args.tensor("offs") : at::Tensor(),
                    bias = args["bias"].isTensor() ? args.tensor("bias") : at::Tensor();
   const Spec& result_spec = *call.outputs[0];
-  Runs own = {{0, offs.defined() ? offs.size(0) : a.size(0)}};
+  IndexRanges own = {{0, offs.defined() ? offs.size(0) : a.size(0)}};
   for (const int i : {kSelf, kMat2}) {
     if (offs.defined() && call.inputs[i]->ndim() == 3) own = call.inputs[i]->local_layout(call.i).dims[0];
   }

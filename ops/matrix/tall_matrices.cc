@@ -38,8 +38,8 @@ struct SummaryRows {
   int64_t triangle = 0, top = 0;  // rows
 };
 
-SummaryRows summary_rows(const Part& part, int64_t n) {
-  const Runs& rows = part.dims[part.dims.size() - 2];
+SummaryRows summary_rows(const LocalLayout& part, int64_t n) {
+  const IndexRanges& rows = part.dims[part.dims.size() - 2];
   if (part.empty()) return {};
   return {std::min(rows[0].size, n), std::clamp<int64_t>(n - rows[0].begin, 0, rows[0].size)};
 }
@@ -105,7 +105,7 @@ struct QR {
 
 // R, and a rank's rows of Q, from the summaries of all parts. Every rank decomposes the triangles, stacked.
 // `own_q`: Q of the rank's own rows, which are those of `part`; undefined: it has none, and gets an undefined Q.
-QR qr_of_triangles(const std::vector<Part>& parts, const at::Tensor& summaries, const Part& part,
+QR qr_of_triangles(const std::vector<LocalLayout>& parts, const at::Tensor& summaries, const LocalLayout& part,
                    const at::Tensor& own_q, int64_t n) {
   const size_t rows = part.dims.size() - 2;
   std::vector<at::Tensor> triangles, tops;
@@ -152,12 +152,12 @@ std::optional<QR> tall_qr(const c10::OperatorHandle& op, const at::Tensor& self)
   SummaryRequest request;
   request.dims = {rows};
   request.dtypes = {self.scalar_type()};
-  request.count = [n](const Part& part) { return summary_rows(part, n).triangle + summary_rows(part, n).top; };
+  request.count = [n](const LocalLayout& part) { return summary_rows(part, n).triangle + summary_rows(part, n).top; };
   // The alternative: whole matrices of a batch per rank, which moves each rank's part once.
   if (m < 2 * n || num_columns(self, request) * (batch >= ranks ? ranks : 1) >= m) return std::nullopt;
 
   std::map<const c10::TensorImpl*, at::Tensor> own;  // Q of the rows, for each rank of this process
-  request.summarize = [&](const at::Tensor& local, const Part& part, int64_t width) {
+  request.summarize = [&](const at::Tensor& local, const LocalLayout& part, int64_t width) {
     auto [q, r] = at::linalg_qr(local);
     own.emplace(local.unsafeGetTensorImpl(), q);
     const at::Tensor top = q.narrow(-2, 0, summary_rows(part, n).top);

@@ -41,7 +41,7 @@ void add_causal_tiles(const PlacedRun& q, const PlacedRun& k, std::vector<Attent
 
 }  // namespace
 
-std::vector<PartRun> part_runs(const Runs& runs, c10::ArrayRef<Run> order) {
+std::vector<PartRun> part_runs(const IndexRanges& runs, c10::ArrayRef<IndexRange> order) {
   std::vector<PartRun> result;
   const auto add = [&](int64_t index, int64_t position, int64_t size) {
     if (!result.empty()) {
@@ -53,10 +53,10 @@ std::vector<PartRun> part_runs(const Runs& runs, c10::ArrayRef<Run> order) {
     }
     result.push_back({index, position, size});
   };
-  for (const Run& run : runs) {
+  for (const IndexRange& run : runs) {
     if (order.empty()) add(run.begin, run.begin, run.size);
     int64_t index = 0;  // where the chunk begins in the whole dim
-    for (const Run& chunk : order) {
+    for (const IndexRange& chunk : order) {
       const int64_t begin = std::max(index, run.begin), end = std::min(index + chunk.size, run.begin + run.size);
       if (begin < end) add(begin, chunk.begin + begin - index, end - begin);
       index += chunk.size;

@@ -28,7 +28,7 @@ struct PartRun {
 
 // `runs`: indices of the sequence dim that a rank has. `order`: the positions of the whole dim, in the order of its
 // indices; empty: an index is a position.
-std::vector<PartRun> part_runs(const Runs& runs, c10::ArrayRef<Run> order);
+std::vector<PartRun> part_runs(const IndexRanges& runs, c10::ArrayRef<IndexRange> order);
 
 // The tiles of a part of the queries and one of the keys; each pair that is seen is in one of them. No tile has more
 // than `max_rows` queries.

@@ -17,7 +17,7 @@ namespace {
 
 using Ints = std::vector<int64_t>;
 
-Ints indices_of(const Runs& runs) {
+Ints indices_of(const IndexRanges& runs) {
   Ints result;
   for (const auto& run : runs) {
     for (int64_t i = 0; i < run.size; ++i) result.push_back(run.begin + i);
@@ -126,7 +126,7 @@ at::Tensor pack_rows(const at::Tensor& padded, const Ints& sizes) {
   RankTensors locals;
   LocalGuard guard;
   for (size_t r = 0; r < meta.locals.size(); ++r) {
-    const Part part = meta.spec->local_layout(static_cast<int64_t>(r));
+    const LocalLayout part = meta.spec->local_layout(static_cast<int64_t>(r));
     RowMap map;
     for_each_step(sizes, indices_of(part.dims[0]), indices_of(part.dims[1]), [&](int64_t row, int64_t t, int64_t b) {
       map.from.push_back(row);
@@ -172,7 +172,7 @@ at::Tensor pad_again(const at::Tensor& padded, const Ints& sizes, int64_t steps,
   RankTensors locals;
   LocalGuard guard;
   for (size_t r = 0; r < meta.locals.size(); ++r) {
-    const Part part = spec->local_layout(static_cast<int64_t>(r));
+    const LocalLayout part = spec->local_layout(static_cast<int64_t>(r));
     const Ints sequences = indices_of(part.dims[1]);
     RowMap map;
     for_each_step(sizes, indices_of(part.dims[0]), sequences, [&](int64_t row, int64_t, int64_t) {

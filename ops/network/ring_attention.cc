@@ -33,14 +33,14 @@ class Positions {
   std::vector<PartRun> at(int64_t position) const {
     const int64_t length = spec_->sizes()[kSequenceDim];
     if (length == 0) return {};
-    return part_runs(shard_runs({Run{0, length}}, spec_->placements()[dim_], spec_->mesh().size(dim_), position),
+    return part_runs(shard_runs({IndexRange{0, length}}, spec_->placements()[dim_], spec_->mesh().size(dim_), position),
                      order_);
   }
 
  private:
   SpecPtr spec_;
   int64_t dim_;
-  std::vector<Run> order_;
+  std::vector<IndexRange> order_;
 };
 
 // The owned ranks' sides of one call.

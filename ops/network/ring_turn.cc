@@ -22,7 +22,7 @@ std::shared_ptr<const LayoutChange> layout_change(const Spec& spec, c10::ScalarT
 }
 
 // The part of the rank at `position` along a mesh dim, otherwise at the coordinate of the i-th local rank.
-Part part_at(const Spec& spec, int64_t mesh_dim, int64_t i, int64_t position) {
+LocalLayout part_at(const Spec& spec, int64_t mesh_dim, int64_t i, int64_t position) {
   const DeviceMesh& mesh = spec.mesh();
   std::vector<int64_t> coordinate = mesh.local_coordinate(i).vec();
   coordinate[mesh_dim] = position;
@@ -51,7 +51,7 @@ int64_t Ring::bytes() const {
 Ring::Move Ring::begin_move(const RankPieces& parts, int64_t steps, const CommCause& cause) const {
   const DeviceMesh& mesh = specs_.front()->mesh();
   const World& world = mesh.world();
-  const Group& group = mesh.get_group(mesh_dim_);
+  const RankGroups& group = mesh.get_group(mesh_dim_);
   const RankSlots slots(mesh.local_ranks(), world.size());
   Move move{RankPieces(parts.size()), nullptr};
   std::vector<Message> messages;

@@ -30,14 +30,14 @@ struct Groups {
   int64_t count = 1, size = 1;
 
   // The groups of the channels in `runs`.
-  std::vector<int64_t> of(const Runs& runs) const {
+  std::vector<int64_t> of(const IndexRanges& runs) const {
     std::vector<int64_t> groups;
-    for (const Run& run : runs) {
+    for (const IndexRange& run : runs) {
       for (int64_t c = run.begin; c < run.begin + run.size; ++c) groups.push_back(c / size);
     }
     return groups;
   }
-  at::Tensor of(const Runs& runs, const at::Tensor& beside) const {
+  at::Tensor of(const IndexRanges& runs, const at::Tensor& beside) const {
     return at::tensor(of(runs), at::TensorOptions(at::kLong)).to(beside.device());
   }
 };
@@ -113,7 +113,7 @@ struct GroupNormCall {
 };
 
 // Moments of each group of a rank's channels, combined from those of the channels.
-std::vector<at::Tensor> moments_of_groups(const at::Tensor& local, const Part& part, const Groups& groups) {
+std::vector<at::Tensor> moments_of_groups(const at::Tensor& local, const LocalLayout& part, const Groups& groups) {
   std::vector<int64_t> space(static_cast<size_t>(local.dim() - 2));
   std::iota(space.begin(), space.end(), 2);
   at::Tensor var = at::zeros_like(local), mean = local;  // without spatial dims each channel is one number
@@ -146,7 +146,7 @@ std::vector<at::Tensor> moments_of_groups(const at::Tensor& local, const Part& p
 SummaryRequest group_request(const GroupNormCall& call) {
   SummaryRequest request = moments_request(call.rows->dims, call.rows->dtype);
   request.groups = call.groups.count;
-  request.summarize = [groups = call.groups, dtype = call.rows->dtype](const at::Tensor& local, const Part& part,
+  request.summarize = [groups = call.groups, dtype = call.rows->dtype](const at::Tensor& local, const LocalLayout& part,
                                                                        int64_t) {
     return moments_of_groups(local.to(dtype), part, groups);
   };
@@ -159,7 +159,7 @@ Combination group_combination(const SummaryRequest& request, const Groups& group
   combination.combine = [groups, dims = request.dims](const auto& columns, const auto& parts, const auto& group) {
     std::vector<double> shares;  // the fraction of a group's elements in each part, [parts, groups]
     std::vector<double> all(static_cast<size_t>(groups.count), 0);
-    for (const Part& part : parts) {
+    for (const LocalLayout& part : parts) {
       const auto of = groups.of(part.dims[1]);
       std::vector<double> own(static_cast<size_t>(groups.count), 0);
       const auto each =

@@ -74,7 +74,7 @@ void layer_norm(const c10::OperatorHandle& op, Stack& stack) {
   if (!call.rows) return dispatch_by_rule(op, stack);
   const at::Tensor& input = call.rows->input;
   SummaryRequest request = moments_request(call.rows->dims, call.rows->dtype);
-  request.summarize = [&rows = *call.rows](const at::Tensor& local, const Part&, int64_t) {
+  request.summarize = [&rows = *call.rows](const at::Tensor& local, const LocalLayout&, int64_t) {
     const Moments moments = moments_of(local.to(rows.dtype), rows.dims);
     return std::vector<at::Tensor>{moments.var, moments.mean};
   };

@@ -15,11 +15,11 @@ namespace dtensor::internal {
 namespace {
 
 cpu::GlobalOffsets global_offsets(const Spec& spec, int64_t i) {
-  const Part layout = spec.local_layout(i);
+  const LocalLayout layout = spec.local_layout(i);
   cpu::GlobalOffsets offsets(layout.dims.size());
   int64_t stride = 1;
   for (int64_t d = spec.ndim() - 1; d >= 0; --d) {
-    for (const Run& run : layout.dims[d]) {
+    for (const IndexRange& run : layout.dims[d]) {
       for (int64_t k = 0; k < run.size; ++k) offsets[d].push_back((run.begin + k) * stride);
     }
     stride *= spec.sizes()[d];

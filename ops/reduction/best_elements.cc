@@ -31,17 +31,17 @@ namespace {
 using torch::jit::Stack;
 
 // Global indices along a dim for local indices into a part.
-at::Tensor to_global(const at::Tensor& local, const Runs& runs) {
+at::Tensor to_global(const at::Tensor& local, const IndexRanges& runs) {
   if (runs.size() == 1) return local + runs[0].begin;
   std::vector<at::Tensor> global;
-  for (const Run& run : runs) {
+  for (const IndexRange& run : runs) {
     global.push_back(at::arange(run.begin, run.begin + run.size, at::TensorOptions(at::kLong).device(local.device())));
   }
   return at::cat(global).take(local);
 }
 
 // Converts row-major indices into a part to row-major indices into the whole tensor.
-at::Tensor flat_to_global(at::Tensor local, const Part& part, const Shape& whole) {
+at::Tensor flat_to_global(at::Tensor local, const LocalLayout& part, const Shape& whole) {
   const Shape sizes = part.sizes();
   at::Tensor global;
   int64_t stride = 1;
@@ -93,10 +93,10 @@ SummaryRequest one_each(const at::Tensor& self, std::vector<int64_t> dims, bool 
   request.dims = std::move(dims);
   request.dtypes = {self.scalar_type(), at::kLong};
   const bool all = static_cast<int64_t>(request.dims.size()) == self.dim() && self.dim() > 1;
-  request.count = [d = request.dims[0], all](const Part& part) {
+  request.count = [d = request.dims[0], all](const LocalLayout& part) {
     return (all ? part.empty() : part.dims[d].empty()) ? 0 : 1;
   };
-  request.summarize = [=, d = request.dims[0]](const at::Tensor& local, const Part& part, int64_t) {
+  request.summarize = [=, d = request.dims[0]](const at::Tensor& local, const LocalLayout& part, int64_t) {
     const at::Tensor row = all ? local.reshape({-1}) : local;
     auto [value, place] = largest ? at::max(row, d, /*keepdim=*/true) : at::min(row, d, /*keepdim=*/true);
     if (!all) return std::vector<at::Tensor>{value, to_global(place, part.dims[d])};
@@ -162,8 +162,8 @@ void topk(const c10::OperatorHandle& op, Stack& stack) {
   SummaryRequest request;
   request.dims = {*dim};
   request.dtypes = {self.scalar_type(), at::kLong};
-  request.count = [=](const Part& part) { return std::min(k, total_size(part.dims[*dim])); };
-  request.summarize = [=](const at::Tensor& local, const Part& part, int64_t width) {
+  request.count = [=](const LocalLayout& part) { return std::min(k, total_size(part.dims[*dim])); };
+  request.summarize = [=](const at::Tensor& local, const LocalLayout& part, int64_t width) {
     auto [values, places] = at::topk(local, std::min(k, local.size(*dim)), *dim, largest, sorted);
     return std::vector<at::Tensor>{padded_along(values, *dim, width),
                                    padded_along(to_global(places, part.dims[*dim]), *dim, width)};

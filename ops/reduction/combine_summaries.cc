@@ -116,7 +116,7 @@ std::vector<at::Tensor> combined_rows(const std::vector<at::Tensor>& summaries, 
                                       const Combination& combination) {
   const Spec& spec = *spec_of(summaries[0]);
   std::vector<int64_t> columns;  // of ranks with elements
-  std::vector<Part> parts;
+  std::vector<LocalLayout> parts;
   for (size_t p = 0; p < shares.parts.size(); ++p) {
     if (shares.counts[p] == 0) continue;
     columns.push_back(static_cast<int64_t>(p));
@@ -125,7 +125,7 @@ std::vector<at::Tensor> combined_rows(const std::vector<at::Tensor>& summaries, 
   std::vector<RankTensors> locals(combination.dtypes.size());
   for (size_t i = 0; i < meta_for_read(summaries[0]).locals.size(); ++i) {
     LocalGuard guard;
-    const Part part = spec.local_layout(static_cast<int64_t>(i));
+    const LocalLayout part = spec.local_layout(static_cast<int64_t>(i));
     const int64_t n = total_size(part.dims[3]);
     std::vector<at::Tensor> summary;
     for (const at::Tensor& t : summaries) {

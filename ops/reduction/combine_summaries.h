@@ -22,7 +22,7 @@ struct Combination {
   // Gets the rows that a rank combines: column c of [columns, rows] comes from parts[c]. Returns [rows] per result.
   // Called only with at least one column and one row. `group`, [rows]: the group of each row, out of request.groups;
   // undefined if there is one group.
-  std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& columns, const std::vector<Part>& parts,
+  std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& columns, const std::vector<LocalLayout>& parts,
                                         const at::Tensor& group)>
       combine;
   bool keepdim =

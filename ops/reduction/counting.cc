@@ -108,7 +108,7 @@ OpRule trace_rule() {
   // For a part that begins at row r and column c: its diagonal with offset r - c.
   rule.local = [](const LocalCall& local, Stack& stack) {
     const at::Tensor self = stack.front().toTensor();
-    const Part part = local.inputs[0]->local_layout(local.i);
+    const LocalLayout part = local.inputs[0]->local_layout(local.i);
     const auto begin = [&](size_t d) { return part.dims[d].empty() ? 0 : part.dims[d][0].begin; };
     const at::Tensor sum = self.diagonal(begin(0) - begin(1)).sum().to(local.outputs[0]->dtype());
     if (!local.op.schema().arguments().back().is_out()) {

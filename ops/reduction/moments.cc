@@ -66,7 +66,7 @@ void logsumexp(const c10::OperatorHandle& op, Stack& stack) {
   request.dims = *dims;
   request.dtypes = {dtype};
   request.count = one_of_elements(*dims);
-  request.summarize = [dtype, dims = *dims](const at::Tensor& local, const Part&, int64_t) {
+  request.summarize = [dtype, dims = *dims](const at::Tensor& local, const LocalLayout&, int64_t) {
     return std::vector<at::Tensor>{at::logsumexp(local.to(dtype), dims, /*keepdim=*/true)};
   };
   Combination combination;
@@ -113,14 +113,14 @@ void variance(const c10::OperatorHandle& op, Stack& stack) {
 
 }  // namespace
 
-int64_t num_elements(const Part& part, const std::vector<int64_t>& dims) {
+int64_t num_elements(const LocalLayout& part, const std::vector<int64_t>& dims) {
   int64_t n = 1;
   for (const int64_t d : dims) n *= total_size(part.dims[d]);
   return n;
 }
 
-std::function<int64_t(const Part&)> one_of_elements(const std::vector<int64_t>& dims) {
-  return [dims](const Part& part) { return num_elements(part, dims) > 0 ? 1 : 0; };
+std::function<int64_t(const LocalLayout&)> one_of_elements(const std::vector<int64_t>& dims) {
+  return [dims](const LocalLayout& part) { return num_elements(part, dims) > 0 ? 1 : 0; };
 }
 
 Moments combined(const Moments& columns, const at::Tensor& shares) {
@@ -148,7 +148,7 @@ SummaryRequest moments_request(std::vector<int64_t> dims, c10::ScalarType dtype)
   SummaryRequest request;
   request.dtypes = {c10::toRealValueType(dtype), dtype};
   request.count = one_of_elements(dims);
-  request.summarize = [dtype, dims](const at::Tensor& local, const Part&, int64_t) {
+  request.summarize = [dtype, dims](const at::Tensor& local, const LocalLayout&, int64_t) {
     auto [var, mean] = at::var_mean(local.to(dtype), dims, /*correction=*/0, /*keepdim=*/true);
     return std::vector<at::Tensor>{var, mean};
   };
@@ -161,7 +161,7 @@ Combination moments_combination(const SummaryRequest& request) {
   combination.dtypes = request.dtypes;
   combination.combine = [dims = request.dims](const auto& columns, const auto& parts, const auto&) {
     std::vector<double> shares;
-    for (const Part& part : parts) shares.push_back(static_cast<double>(num_elements(part, dims)));
+    for (const LocalLayout& part : parts) shares.push_back(static_cast<double>(num_elements(part, dims)));
     const double n = std::accumulate(shares.begin(), shares.end(), 0.0);
     for (double& share : shares) share /= n;
     const at::Tensor& var = columns[0];

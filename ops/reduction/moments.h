@@ -29,8 +29,8 @@ SummaryRequest moments_request(std::vector<int64_t> dims, c10::ScalarType dtype)
 // Combines the summaries of that request.
 Combination moments_combination(const SummaryRequest& request);
 
-int64_t num_elements(const Part& part, const std::vector<int64_t>& dims);
+int64_t num_elements(const LocalLayout& part, const std::vector<int64_t>& dims);
 // A SummaryRequest::count for one summary per rank with elements along `dims`, none for an empty part.
-std::function<int64_t(const Part&)> one_of_elements(const std::vector<int64_t>& dims);
+std::function<int64_t(const LocalLayout&)> one_of_elements(const std::vector<int64_t>& dims);
 
 }  // namespace dtensor::internal

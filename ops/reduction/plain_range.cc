@@ -28,7 +28,7 @@ at::Tensor plain_range(at::Tensor& self, int64_t coordinate_dims, const c10::Ope
     request.dims = dims;
     request.dtypes = {self.scalar_type(), self.scalar_type()};
     request.count = one_of_elements(dims);
-    request.summarize = [dims](const at::Tensor& local, const Part&, int64_t) {
+    request.summarize = [dims](const at::Tensor& local, const LocalLayout&, int64_t) {
       return std::vector<at::Tensor>{local.amin(dims, true), local.amax(dims, true)};
     };
     Combination combination;

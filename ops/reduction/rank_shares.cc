@@ -26,7 +26,7 @@ Shares shares_of(const Spec& spec, const SummaryRequest& request) {
   Shares shares;
   std::vector<int64_t> coordinate(static_cast<size_t>(mesh.ndim()), 0);
   for (;;) {
-    Part part = local_layout(spec.sizes(), mesh.shape(), spec.placements(), coordinate);
+    LocalLayout part = local_layout(spec.sizes(), mesh.shape(), spec.placements(), coordinate);
     shares.counts.push_back(request.count(part));
     shares.width = std::max(shares.width, shares.counts.back());
     shares.parts.push_back(std::move(part));

@@ -18,10 +18,10 @@ namespace dtensor::internal {
 struct SummaryRequest {
   std::vector<int64_t> dims;  // ascending
   // The number of summary columns of the rank that holds `part`; 0 for an empty part.
-  std::function<int64_t(const Part& part)> count;
+  std::function<int64_t(const LocalLayout& part)> count;
   // The summaries of one rank's local tensor, in `width` columns: the reduced dims have size 1, the first of them
   // `width`. Columns beyond count() are ignored.
-  std::function<std::vector<at::Tensor>(const at::Tensor& local, const Part& part, int64_t width)> summarize;
+  std::function<std::vector<at::Tensor>(const at::Tensor& local, const LocalLayout& part, int64_t width)> summarize;
   std::vector<c10::ScalarType> dtypes;  // of its results
   // For combine_summaries(): each part has one summary per group of its elements, one after the other along the first
   // of the dims. Groups are combined separately, like rows. `width` then counts all groups together.
@@ -33,7 +33,7 @@ bool cuts(const Placement& p, const std::vector<int64_t>& dims);
 
 // The parts along the dims, one per coordinate of the mesh dims that cut them, row-major.
 struct Shares {
-  std::vector<Part> parts;
+  std::vector<LocalLayout> parts;
   std::vector<int64_t> counts;  // columns of each
   int64_t width = 0;            // of the part with most
 

@@ -22,7 +22,7 @@ bool is_split(const at::Tensor& t, const std::vector<int64_t>& dims);
 struct Summaries {
   // Distributed like the tensor, with the columns of all ranks concatenated along the first of the dims.
   std::vector<at::Tensor> tensors;
-  std::vector<Part> parts;  // the part that each column summarizes
+  std::vector<LocalLayout> parts;  // the part that each column summarizes
 };
 
 // Columns that are sent, padding included: ranks that share the dims times the widest summary.

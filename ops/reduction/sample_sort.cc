@@ -81,14 +81,14 @@ struct SplitSort {
 };
 
 // Concatenates the numbers of every part with elements, in this process's memory.
-std::vector<std::vector<int64_t>> gathered_numbers(const SplitSort& sort, int64_t tensors,
-                                                   const std::function<int64_t(const Part&)>& count,
-                                                   const std::function<std::vector<at::Tensor>(const Part&)>& numbers) {
+std::vector<std::vector<int64_t>> gathered_numbers(
+    const SplitSort& sort, int64_t tensors, const std::function<int64_t(const LocalLayout&)>& count,
+    const std::function<std::vector<at::Tensor>(const LocalLayout&)>& numbers) {
   SummaryRequest request;
   request.dims = {0};
   request.dtypes.assign(static_cast<size_t>(tensors), at::kLong);
   request.count = count;
-  request.summarize = [&](const at::Tensor&, const Part& part, int64_t width) {
+  request.summarize = [&](const at::Tensor&, const LocalLayout& part, int64_t width) {
     std::vector<at::Tensor> padded = numbers(part);
     for (at::Tensor& t : padded) t = at::cat({t, at::zeros({width - t.size(0)}, t.options())});
     return padded;
@@ -103,7 +103,7 @@ std::vector<std::vector<int64_t>> gathered_numbers(const SplitSort& sort, int64_
   return result;
 }
 
-const Sorted& sorted_of(const SplitSort& sort, const Part& part) {
+const Sorted& sorted_of(const SplitSort& sort, const LocalLayout& part) {
   for (size_t i = 0; i < sort.own.size(); ++i) {
     if (sort.spec.local_layout(static_cast<int64_t>(i)).dims[0] == part.dims[0]) return sort.own[i];
   }
@@ -115,8 +115,8 @@ const Sorted& sorted_of(const SplitSort& sort, const Part& part) {
 std::vector<std::vector<int64_t>> cuts_of(const SplitSort& sort, bool equal_together) {
   const auto n = static_cast<int64_t>(sort.begins.size());
   const auto samples = gathered_numbers(
-      sort, 2, [](const Part& part) { return std::min(total_size(part.dims[0]), kSamplesPerRank); },
-      [&](const Part& part) {
+      sort, 2, [](const LocalLayout& part) { return std::min(total_size(part.dims[0]), kSamplesPerRank); },
+      [&](const LocalLayout& part) {
         const Sorted& own = sorted_of(sort, part);
         const int64_t length = own.keys.size(0), count = std::min(length, kSamplesPerRank);
         const at::Tensor places = at::arange(count, own.keys.options()).mul(length).floor_divide(count);
@@ -133,8 +133,8 @@ std::vector<std::vector<int64_t>> cuts_of(const SplitSort& sort, bool equal_toge
   }
 
   const auto bounds = gathered_numbers(
-      sort, 1, [&](const Part&) { return n - 1; },
-      [&](const Part& part) {
+      sort, 1, [&](const LocalLayout&) { return n - 1; },
+      [&](const LocalLayout& part) {
         const Sorted& own = sorted_of(sort, part);
         const at::Tensor splitters = at::tensor(keys, own.keys.options());
         const at::Tensor lower = at::searchsorted(own.keys, splitters),
@@ -210,7 +210,7 @@ Buckets in_buckets(SplitSort& sort, bool equal_together) {
   std::map<std::vector<int64_t>, int64_t> copies;  // by coordinates, except the one that cuts
   for (const int64_t rank : mesh.ranks()) {
     std::vector<int64_t> coordinate = mesh.coordinate(rank);
-    const Part part = local_layout(spec.sizes(), mesh.shape(), spec.placements(), coordinate);
+    const LocalLayout part = local_layout(spec.sizes(), mesh.shape(), spec.placements(), coordinate);
     for (size_t d = 0; d < coordinate.size(); ++d) {
       if (spec.placements()[d].is_sharded()) coordinate[d] = 0;
     }
@@ -225,7 +225,7 @@ Buckets in_buckets(SplitSort& sort, bool equal_together) {
   std::vector<at::Tensor> rows;
   for (size_t i = 0; i < locals.size(); ++i) {
     LocalGuard guard;
-    const Part part = spec.local_layout(static_cast<int64_t>(i));
+    const LocalLayout part = spec.local_layout(static_cast<int64_t>(i));
     const int64_t begin = part.empty() ? 0 : part.dims[0][0].begin;
     const at::Tensor indices =
         at::arange(begin, begin + locals[i].size(0), at::TensorOptions(at::kLong).device(locals[i].device()));
@@ -284,8 +284,8 @@ ValuesAndIndices mode_of_vector(const c10::OperatorHandle& op, const at::Tensor&
   SummaryRequest request;
   request.dims = {0};
   request.dtypes = {self.scalar_type(), at::kLong, at::kLong};
-  request.count = [](const Part& part) { return part.empty() ? 0 : 1; };
-  request.summarize = [&](const at::Tensor& local, const Part& part, int64_t) {
+  request.count = [](const LocalLayout& part) { return part.empty() ? 0 : 1; };
+  request.summarize = [&](const at::Tensor& local, const LocalLayout& part, int64_t) {
     size_t i = 0;
     while (sort.spec.local_layout(static_cast<int64_t>(i)).dims[0] != part.dims[0]) ++i;
     const Sorted& own = buckets.own[i];

@@ -50,9 +50,9 @@ Tensors last_of(Tensors scanned, int64_t dim) {
 }
 
 // The start of every rank's part along the dim; nullopt: a rank has several runs of it.
-std::optional<std::vector<int64_t>> beginnings(const std::vector<Part>& parts, int64_t dim) {
+std::optional<std::vector<int64_t>> beginnings(const std::vector<LocalLayout>& parts, int64_t dim) {
   std::vector<int64_t> result;
-  for (const Part& part : parts) {
+  for (const LocalLayout& part : parts) {
     if (part.dims[dim].size() != 1) return std::nullopt;
     result.push_back(part.dims[dim][0].begin);
   }
@@ -70,8 +70,8 @@ std::optional<Tensors> scan_of_split(const c10::OperatorHandle& op, const at::Te
   SummaryRequest request;
   request.dims = {dim};
   request.dtypes = dtypes;
-  request.count = [dim](const Part& part) { return total_size(part.dims[dim]) > 0 ? 1 : 0; };
-  request.summarize = [&](const at::Tensor& local, const Part& part, int64_t) {
+  request.count = [dim](const LocalLayout& part) { return total_size(part.dims[dim]) > 0 ? 1 : 0; };
+  request.summarize = [&](const at::Tensor& local, const LocalLayout& part, int64_t) {
     return last_of(kind.scan(local, dim, part.dims[dim][0].begin), dim);
   };
   int64_t column = 0;
@@ -86,7 +86,7 @@ std::optional<Tensors> scan_of_split(const c10::OperatorHandle& op, const at::Te
   std::vector<RankTensors> locals(dtypes.size());
   for (size_t i = 0; i < meta.locals.size(); ++i) {
     LocalGuard guard;
-    const Part part = meta.spec->local_layout(static_cast<int64_t>(i));
+    const LocalLayout part = meta.spec->local_layout(static_cast<int64_t>(i));
     const int64_t begin = part.dims[dim].empty() ? 0 : part.dims[dim][0].begin;
     if (meta.locals[i].numel() == 0) {
       for (size_t k = 0; k < locals.size(); ++k)

@@ -71,7 +71,7 @@ SummaryRequest exponentials(int64_t dim, c10::ScalarType dtype) {
   request.dims = {dim};
   request.dtypes = {dtype, dtype};
   request.count = one_of_elements({dim});
-  request.summarize = [dim](const at::Tensor& local, const Part&, int64_t) {
+  request.summarize = [dim](const at::Tensor& local, const LocalLayout&, int64_t) {
     const at::Tensor largest = local.amax({dim}, true);
     const at::Tensor base = largest.masked_fill(largest == -std::numeric_limits<double>::infinity(), 0);
     return std::vector<at::Tensor>{largest, (local - base).exp_().sum({dim}, true)};

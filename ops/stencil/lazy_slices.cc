@@ -49,19 +49,19 @@ bool fits(const SliceWindow& window) {
 // ------------------------------------------------------------ windows
 
 // The run of indices of the root, from the first to the last that each rank needs for its part of the view.
-std::optional<std::vector<Run>> reached_along(const Spec& view, int64_t dim, int64_t start, int64_t step) {
+std::optional<std::vector<IndexRange>> reached_along(const Spec& view, int64_t dim, int64_t start, int64_t step) {
   auto reached = runs_along(view, dim);
   for (size_t i = 0; reached && i < reached->size(); ++i) {
-    Run& run = (*reached)[i];
+    IndexRange& run = (*reached)[i];
     run = {start + step * run.begin, step * (run.size - 1) + 1};
   }
   return reached;
 }
 
 // Whether each rank holds half of the indices that it needs.
-bool is_mostly_own(const Spec& root, int64_t dim, const std::vector<Run>& reached) {
+bool is_mostly_own(const Spec& root, int64_t dim, const std::vector<IndexRange>& reached) {
   const auto own = runs_along(root, dim);
-  return own && std::equal(own->begin(), own->end(), reached.begin(), [](const Run& a, const Run& b) {
+  return own && std::equal(own->begin(), own->end(), reached.begin(), [](const IndexRange& a, const IndexRange& b) {
            return 2 * (std::min(a.begin + a.size, b.begin + b.size) - std::max(a.begin, b.begin)) >= b.size;
          });
 }

@@ -16,14 +16,14 @@
 namespace dtensor::internal {
 namespace {
 
-int64_t end_of(const Run& run) { return run.begin + run.size; }
+int64_t end_of(const IndexRange& run) { return run.begin + run.size; }
 
 // Whether every rank's window is inside its box.
 bool lies_in(const GhostRegion& around, const SliceWindow& window, const Spec& root) {
   return window.cuts && std::all_of(window.cuts->begin(), window.cuts->end(), [&](const SliceWindow::Cut& cut) {
            const GhostRegion::Dim* wider = around.along(cut.dim);
            const auto box = wider ? std::optional(wider->known) : runs_along(root, cut.dim);
-           const auto contains = [](const Run& outer, const Run& inner) {
+           const auto contains = [](const IndexRange& outer, const IndexRange& inner) {
              return outer.begin <= inner.begin && end_of(inner) <= end_of(outer);
            };
            return box && std::equal(box->begin(), box->end(), cut.reached.begin(), cut.reached.end(), contains);
@@ -36,7 +36,7 @@ void copy_window(const GhostRegion& around, const RankTensors& boxes, const Slic
   LocalGuard guard;
   const auto ranks = root.mesh().local_ranks();
   for (size_t i = 0; i < parts.size(); ++i) {
-    const Part known = box_of_rank(around, root, ranks[i]);
+    const LocalLayout known = box_of_rank(around, root, ranks[i]);
     const at::Tensor& box = boxes[i];
     Shape strides(root.ndim(), 0), first = window.start;
     for (const auto& [dim, reached] : *window.cuts) first[dim] = reached[place_of(root, dim, ranks[i])].begin;
@@ -66,7 +66,8 @@ struct RegionMemo : Memo<std::pair<uint64_t, std::vector<int64_t>>, DeclaredRegi
 //
 // Only the smallest slices need be looked at, as many sizes as the dim has parts: those of larger slices lie within
 // theirs, since the length of a part changes at least once among as many sizes.
-std::vector<Run> reached_by_slices(const Spec& spec, int64_t dim, int64_t left_out, std::vector<Run> own) {
+std::vector<IndexRange> reached_by_slices(const Spec& spec, int64_t dim, int64_t left_out,
+                                          std::vector<IndexRange> own) {
   Shape sizes = spec.sizes();
   for (int64_t k = std::max<int64_t>(1, left_out - static_cast<int64_t>(own.size()) + 1); k <= left_out; ++k) {
     sizes[dim] = spec.sizes()[dim] - k;
@@ -89,10 +90,10 @@ DeclaredRegionPtr make_region(const SpecPtr& spec, const std::vector<int64_t>& w
     if (width[d] == 0 || cutting.empty()) continue;
     const auto own = runs_along(*spec, d);
     if (!own) return nullptr;
-    const std::vector<Run> reached = reached_by_slices(*spec, d, 2 * width[d], *own);
+    const std::vector<IndexRange> reached = reached_by_slices(*spec, d, 2 * width[d], *own);
     declared->region.dims.push_back({d, cutting, reached});
-    const auto reach = [own = *own, reached](const Runs& part) {
-      return Runs{reached[std::find(own.begin(), own.end(), part[0]) - own.begin()]};
+    const auto reach = [own = *own, reached](const IndexRanges& part) {
+      return IndexRanges{reached[std::find(own.begin(), own.end(), part[0]) - own.begin()]};
     };
     const int64_t n = spec->sizes()[d];
     request.dims.push_back({d, sliced(0, n, 1), reach});

@@ -21,8 +21,8 @@ namespace dtensor::internal {
 // rank, so that ranks lack two rows of the next one, and a column.
 struct SliceWindow {
   struct Cut {
-    int64_t dim;               // a sharded dim of the root
-    std::vector<Run> reached;  // indices of the root, by a rank's position along the mesh dims that cut it
+    int64_t dim;                      // a sharded dim of the root
+    std::vector<IndexRange> reached;  // indices of the root, by a rank's position along the mesh dims that cut it
   };
   Shape start, step;  // per dim of the root
   // Ascending. nullopt: the slice has another layout than the root, or some rank holds none of it, or several runs; it

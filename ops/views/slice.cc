@@ -220,7 +220,7 @@ OpRule triangle() {
     return all;
   };
   rule.local = [](const LocalCall& call, torch::jit::Stack& stack) {
-    const Part layout = call.inputs[0]->local_layout(call.i);
+    const LocalLayout layout = call.inputs[0]->local_layout(call.i);
     const size_t n = layout.dims.size();
     const size_t diagonal = stack_index(call, "diagonal");
     stack[diagonal] = stack[diagonal].toInt() + layout.offsets[n - 2] - layout.offsets[n - 1];

@@ -10,7 +10,7 @@ namespace {
 // Parts with more runs are not compared and count as different, which may cost a redistribution but is never wrong.
 constexpr size_t kMaxRuns = size_t{1} << 20;
 
-void append(Runs& runs, const Run& run) {
+void append(IndexRanges& runs, const IndexRange& run) {
   if (!runs.empty() && runs.back().begin + runs.back().size == run.begin) {
     runs.back().size += run.size;
   } else {
@@ -18,26 +18,26 @@ void append(Runs& runs, const Run& run) {
   }
 }
 
-bool any_empty(const std::vector<Runs>& dims) {
-  return std::any_of(dims.begin(), dims.end(), [](const Runs& runs) { return runs.empty(); });
+bool any_empty(const std::vector<IndexRanges>& dims) {
+  return std::any_of(dims.begin(), dims.end(), [](const IndexRanges& runs) { return runs.empty(); });
 }
 
 // The flat indices of a product of index sets within a tensor of `sizes`, ascending. nullopt: too many runs.
-std::optional<Runs> flatten(const std::vector<Runs>& dims, const std::vector<int64_t>& sizes) {
-  if (any_empty(dims)) return Runs{};
-  Runs flat = {{0, 1}};
+std::optional<IndexRanges> flatten(const std::vector<IndexRanges>& dims, const std::vector<int64_t>& sizes) {
+  if (any_empty(dims)) return IndexRanges{};
+  IndexRanges flat = {{0, 1}};
   int64_t stride = 1;  // elements of one index of the current dim
   for (size_t d = dims.size(); d-- > 0;) {
-    Runs longer;
+    IndexRanges longer;
     const bool whole = flat.size() == 1 && flat[0].size == stride;
-    for (const Run& run : dims[d]) {
+    for (const IndexRange& run : dims[d]) {
       if (whole) {
         append(longer, {run.begin * stride, run.size * stride});
         continue;
       }
       if (longer.size() + flat.size() * run.size > kMaxRuns) return std::nullopt;
       for (int64_t i = run.begin; i < run.begin + run.size; ++i) {
-        for (const Run& inner : flat) append(longer, {i * stride + inner.begin, inner.size});
+        for (const IndexRange& inner : flat) append(longer, {i * stride + inner.begin, inner.size});
       }
     }
     flat = std::move(longer);
@@ -47,14 +47,14 @@ std::optional<Runs> flatten(const std::vector<Runs>& dims, const std::vector<int
 }
 
 // Moves every set to start at 0. How later placements cut a part does not depend on its offset.
-void shift_to_origin(std::vector<Runs>& dims) {
-  for (Runs& runs : dims) {
+void shift_to_origin(std::vector<IndexRanges>& dims) {
+  for (IndexRanges& runs : dims) {
     const int64_t begin = runs.front().begin;
-    for (Run& run : runs) run.begin -= begin;
+    for (IndexRange& run : runs) run.begin -= begin;
   }
 }
 
-int64_t leading_size(const std::vector<Runs>& dims, size_t end) {
+int64_t leading_size(const std::vector<IndexRanges>& dims, size_t end) {
   int64_t size = 1;
   for (size_t d = 0; d < end; ++d) size *= total_size(dims[d]);
   return size;
@@ -151,7 +151,7 @@ bool ViewMap::cut(Group& group, int64_t in_dim, const Placement& in, int64_t out
       Part mine = part;
       mine.in[in_dim] = shard_runs(part.in[in_dim], in, n, i);
       mine.out[out_dim] = shard_runs(part.out[out_dim], out, n, i);
-      const std::optional<Runs> held = flatten(mine.in, group.in_sizes);
+      const std::optional<IndexRanges> held = flatten(mine.in, group.in_sizes);
       if (!held || held != flatten(mine.out, group.out_sizes)) return false;
       if (held->empty()) continue;
       shift_to_origin(mine.in);

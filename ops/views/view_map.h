@@ -47,7 +47,7 @@ class ViewMap {
  private:
   // The parts that some rank holds of one group's dims, in the input's shape and in the output's, both shifted to 0.
   struct Part {
-    std::vector<Runs> in, out;
+    std::vector<IndexRanges> in, out;
   };
   struct Group {
     DimGroup dims;

@@ -40,9 +40,9 @@ namespace {
 constexpr int64_t kMostVisited = 1024;  // coordinates, where cuts are uneven
 
 // Whether the ascending runs `whole` contain the ascending runs `part`.
-bool contain(const Runs& whole, const Runs& part) {
+bool contain(const IndexRanges& whole, const IndexRanges& part) {
   size_t w = 0;
-  for (const Run& run : part) {
+  for (const IndexRange& run : part) {
     while (w < whole.size() && whole[w].begin + whole[w].size < run.begin + run.size) ++w;
     if (w == whole.size() || run.begin < whole[w].begin) return false;
   }

@@ -35,16 +35,16 @@ bool LayoutGeometry::innermost(const PlacementPointers& cut, uint64_t dims) cons
   return true;
 }
 
-Runs LayoutGeometry::runs_of(const PlacementPointers& layout, const MeshDims& cutters, int64_t d,
-                             absl::Span<const int64_t> coordinate) const {
-  Runs runs;
+IndexRanges LayoutGeometry::runs_of(const PlacementPointers& layout, const MeshDims& cutters, int64_t d,
+                                    absl::Span<const int64_t> coordinate) const {
+  IndexRanges runs;
   if (sizes_[d] > 0) runs.push_back({0, sizes_[d]});
   for (int64_t m : cutters) runs = shard_runs(runs, *layout[m], mesh_shape_[m], coordinate[m]);
   return runs;
 }
 
-Part LayoutGeometry::part_of(const PlacementPointers& layout, absl::Span<const int64_t> coordinate) const {
-  Part part;
+LocalLayout LayoutGeometry::part_of(const PlacementPointers& layout, absl::Span<const int64_t> coordinate) const {
+  LocalLayout part;
   for (int64_t d = 0; d < tensor_ndim(); ++d) part.dims.push_back(runs_of(layout, cutters(layout, d), d, coordinate));
   return part;
 }

@@ -44,9 +44,9 @@ class LayoutGeometry {
   bool same_parts(const PlacementPointers& before, const PlacementPointers& after) const;
 
   // The indices of tensor dim d on the rank at `coordinate`, if only the mesh dims `cutters` cut it.
-  Runs runs_of(const PlacementPointers& layout, const MeshDims& cutters, int64_t d,
-               absl::Span<const int64_t> coordinate) const;
-  Part part_of(const PlacementPointers& layout, absl::Span<const int64_t> coordinate) const;
+  IndexRanges runs_of(const PlacementPointers& layout, const MeshDims& cutters, int64_t d,
+                      absl::Span<const int64_t> coordinate) const;
+  LocalLayout part_of(const PlacementPointers& layout, absl::Span<const int64_t> coordinate) const;
 
   // The largest part any rank holds.
   int64_t part_bytes(const PlacementPointers& layout) const;

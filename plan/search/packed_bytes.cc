@@ -139,11 +139,11 @@ Cutters cutters_of(const Exchange& x) {
 }
 
 // The elements of tensor dim d that the rank has and its group needs.
-int64_t wanted_by_group(const Exchange& x, const Runs& held, int64_t d, const Cutters& cutters,
+int64_t wanted_by_group(const Exchange& x, const IndexRanges& held, int64_t d, const Cutters& cutters,
                         const Shape& coordinate) {
   const MeshDims& along = cutters.along[d];
   const MeshDims& others = cutters.others[d];
-  Part source, target;
+  LocalLayout source, target;
   source.dims.push_back(held);
   if (along.empty() || others.empty() || others.back() < along.front()) {
     // The group as a whole needs all that the other cuts leave.
@@ -173,7 +173,7 @@ int64_t packed_by_visiting(const Exchange& x) {
   const Cutters cutters = cutters_of(x);
   const int64_t copies = x.copies();
   int64_t most = 0;
-  Part source, target;
+  LocalLayout source, target;
   source.dims.resize(ndim);
   target.dims.resize(ndim);
   for_each_rank(representative_ranks(x.geometry, x.before, x.after), [&](const Shape& coordinate) {
@@ -192,7 +192,8 @@ int64_t packed_by_visiting(const Exchange& x) {
 }
 
 // Adds to each round its share of the elements that two parts have in common, with `item_bytes` per element.
-void add_rounds(const Part& source, const Part& target, int64_t item_bytes, std::vector<int64_t>& rounds) {
+void add_rounds(const LocalLayout& source, const LocalLayout& target, int64_t item_bytes,
+                std::vector<int64_t>& rounds) {
   const auto chunks = static_cast<int64_t>(rounds.size());
   for (const Block& block : overlap(source, target)) {
     int64_t numel = 1;
@@ -209,7 +210,7 @@ void add_rounds(const Part& source, const Part& target, int64_t item_bytes, std:
 // The memory of the rank at `mine` in its largest round, with its parts.
 int64_t packed_in_rounds_at(const Exchange& x, const Shape& mine, std::vector<int64_t>& rounds) {
   const LayoutGeometry& g = x.geometry;
-  const Part old_part = g.part_of(x.before, mine), new_part = g.part_of(x.after, mine);
+  const LocalLayout old_part = g.part_of(x.before, mine), new_part = g.part_of(x.after, mine);
   std::fill(rounds.begin(), rounds.end(), 0);
   if (x.reduces) add_rounds(old_part, new_part, g.item_bytes() + x.reducing_bytes, rounds);
   Shape other = mine;

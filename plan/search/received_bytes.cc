@@ -87,7 +87,7 @@ int64_t received_by_visiting(const LayoutGeometry& geometry, const PlacementPoin
     new_cutters.push_back(geometry.cutters(after, d));
   }
   int64_t most = 0;
-  Part source, target;
+  LocalLayout source, target;
   source.dims.resize(ndim);
   target.dims.resize(ndim);
   const RepresentativeRanks ranks = representative_ranks(geometry, before, after);

@@ -10,7 +10,7 @@ PartsByRank::PartsByRank(const TensorMeta& meta, const Layout& layout) : meta_(m
   for (const RankBox& box : layout.boxes()) parts_[box.rank].push_back(box_part(box.offsets, box.sizes));
 }
 
-const std::vector<Part>& PartsByRank::of(int64_t rank) {
+const std::vector<LocalLayout>& PartsByRank::of(int64_t rank) {
   const auto [it, is_new] = parts_.try_emplace(rank);
   if (is_new && !layout_.is_boxes()) it->second = layout_.parts(meta_.sizes, rank);
   return it->second;

@@ -19,12 +19,12 @@ class PartsByRank {
  public:
   // Both must outlive this.
   PartsByRank(const TensorMeta& meta, const Layout& layout);
-  const std::vector<Part>& of(int64_t rank);  // valid as long as this object
+  const std::vector<LocalLayout>& of(int64_t rank);  // valid as long as this object
 
  private:
   const TensorMeta& meta_;
   const Layout& layout_;
-  absl::node_hash_map<int64_t, std::vector<Part>> parts_;
+  absl::node_hash_map<int64_t, std::vector<LocalLayout>> parts_;
 };
 
 // Parts of a tensor, in a tree of their bounding boxes, each node cut in two where parts begin along the dim with the
@@ -33,8 +33,8 @@ class PartIndex {
  public:
   struct Entry {
     int64_t rank = 0;
-    int64_t number = 0;          // of the rank's parts
-    const Part* part = nullptr;  // not owned
+    int64_t number = 0;                 // of the rank's parts
+    const LocalLayout* part = nullptr;  // not owned
   };
 
   PartIndex() = default;
@@ -42,7 +42,7 @@ class PartIndex {
 
   // visit(entry) for every part whose box overlaps that of `part`; it returns false to stop. In no particular order.
   template <typename Visit>
-  void meet(const Part& part, Visit visit) const {
+  void meet(const LocalLayout& part, Visit visit) const {
     if (nodes_.empty() || part.empty()) return;
     absl::InlinedVector<int64_t, 64> open = {0};
     while (!open.empty()) {
@@ -78,8 +78,10 @@ class PartIndex {
     int64_t right = -1;           // the left child comes next; -1: a leaf
   };
 
-  static int64_t begin_of(const Part& part, int64_t d) { return part.dims[d].front().begin; }
-  static int64_t end_of(const Part& part, int64_t d) { return part.dims[d].back().begin + part.dims[d].back().size; }
+  static int64_t begin_of(const LocalLayout& part, int64_t d) { return part.dims[d].front().begin; }
+  static int64_t end_of(const LocalLayout& part, int64_t d) {
+    return part.dims[d].back().begin + part.dims[d].back().size;
+  }
 
   int64_t add_node(int64_t first, int64_t last);
 
@@ -99,7 +101,7 @@ class Sources {
   // The ranks with elements of `part`, and which of their parts: visit(entry), as PartIndex::meet(). `position`: of the
   // receiver among those of the target.
   template <typename Visit>
-  void of(int64_t receiver, int64_t position, const Part& part, Visit visit) {
+  void of(int64_t receiver, int64_t position, const LocalLayout& part, Visit visit) {
     index_for(receiver, position).meet(part, visit);
   }
 

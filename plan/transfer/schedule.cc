@@ -53,7 +53,7 @@ std::vector<std::vector<Shape>> sizes_of(const TensorMeta& meta, const Layout& l
   }
   for (int64_t rank : ranks) {
     auto& list = sizes.emplace_back();
-    for (const Part& part : layout.parts(meta.sizes, rank)) list.push_back(part.sizes());
+    for (const LocalLayout& part : layout.parts(meta.sizes, rank)) list.push_back(part.sizes());
   }
   return sizes;
 }
@@ -61,7 +61,7 @@ std::vector<std::vector<Shape>> sizes_of(const TensorMeta& meta, const Layout& l
 // All messages between owned ranks and their groups; the members of a group hold, before, disjoint parts of all that
 // they need after. Without a group, the elements that every rank keeps.
 std::vector<Message> mesh_messages(const TensorMeta& meta, const Layout& before, const Layout& after,
-                                   const Group* group) {
+                                   const RankGroups* group) {
   const DeviceMesh& mesh = before.mesh();
   PartsByRank sources(meta, before), targets(meta, after);
   std::vector<std::pair<int64_t, int64_t>> pairs;
@@ -99,7 +99,7 @@ void arrange_in_rounds(std::vector<Message> messages, int64_t chunks, StepSchedu
         continue;
       }
       const auto d = static_cast<size_t>(std::max_element(sizes.begin(), sizes.end()) - sizes.begin());
-      const Run piece = chunk(sizes[d], chunks, c);
+      const IndexRange piece = chunk(sizes[d], chunks, c);
       if (piece.size == 0) continue;
       Message& part = schedule.messages.emplace_back(m);
       part.block.from[d] += piece.begin;
@@ -110,8 +110,8 @@ void arrange_in_rounds(std::vector<Message> messages, int64_t chunks, StepSchedu
   }
 }
 
-std::unique_ptr<const Group> group_of_all(const Layout& before, const Layout& after) {
-  auto group = std::make_unique<Group>();
+std::unique_ptr<const RankGroups> group_of_all(const Layout& before, const Layout& after) {
+  auto group = std::make_unique<RankGroups>();
   group->name = "transfer";
   std::vector<int64_t> ranks = before.ranks();
   const std::vector<int64_t> more = after.ranks();

@@ -21,8 +21,8 @@ struct StepSchedule {
   // Empty for kFill and kAllReduce. Round by round: round c ends at rounds[c].
   std::vector<Message> messages;
   std::vector<size_t> rounds;
-  const Group* group = nullptr;  // valid as long as the plan; null for kSlice
-  std::unique_ptr<const Group> transfer_group;
+  const RankGroups* group = nullptr;  // valid as long as the plan; null for kSlice
+  std::unique_ptr<const RankGroups> transfer_group;
   int64_t output_bytes = 0;  // of the largest part on any rank after the step
 };
 

@@ -79,10 +79,10 @@ Traffic traffic_of(const TensorMeta& meta, const Layout& before, const Layout& a
     const auto& new_parts = all_new.of(rank);
     Traffic::Rank& r = t.ranks.emplace_back();
     r.rank = rank;
-    for (const Part& part : old_parts) r.in += part.numel() * item;
-    for (const Part& part : new_parts) {
+    for (const LocalLayout& part : old_parts) r.in += part.numel() * item;
+    for (const LocalLayout& part : new_parts) {
       r.out += part.numel() * item;
-      for (const Part& old : old_parts) r.kept += overlap_numel(old, part) * item;
+      for (const LocalLayout& old : old_parts) r.kept += overlap_numel(old, part) * item;
     }
     bool same = old_parts.size() == new_parts.size();
     for (size_t i = 0; same && i < old_parts.size(); ++i) {
@@ -112,7 +112,7 @@ int64_t packed_bytes(const TensorMeta& meta, const Layout& before, const Layout&
     const std::vector<int64_t> receivers = after.ranks();
     int64_t pairs = 0;
     for (size_t position = 0; position < receivers.size() && pairs <= kMaxPairs; ++position) {
-      for (const Part& part : parts.of(receivers[position])) {
+      for (const LocalLayout& part : parts.of(receivers[position])) {
         sources.of(receivers[position], static_cast<int64_t>(position), part, [&](const PartIndex::Entry& source) {
           wanted[source.rank] += overlap_numel(*source.part, part) * item_bytes(meta);
           return ++pairs <= kMaxPairs;
@@ -158,11 +158,11 @@ void check_layout(const TensorMeta& meta, const Layout& layout, const char* name
     }
   }
   if (!is_source) return;
-  std::vector<Part> parts(boxes.size());
+  std::vector<LocalLayout> parts(boxes.size());
   std::vector<PartIndex::Entry> entries;
   for (size_t i = 0; i < boxes.size(); ++i) {
     for (size_t d = 0; d < meta.sizes.size(); ++d) {
-      Runs& runs = parts[i].dims.emplace_back();
+      IndexRanges& runs = parts[i].dims.emplace_back();
       if (boxes[i].sizes[d] > 0) runs.push_back({boxes[i].offsets[d], boxes[i].sizes[d]});
     }
     entries.push_back({boxes[i].rank, static_cast<int64_t>(i), &parts[i]});
@@ -184,7 +184,7 @@ void check_covered(const TensorMeta& meta, const Layout& from, const Layout& to)
   Sources sources(meta, from);
   PartsByRank parts(meta, to);
   for (int64_t rank : to.ranks()) {
-    for (const Part& part : parts.of(rank)) {
+    for (const LocalLayout& part : parts.of(rank)) {
       int64_t found = 0;
       sources.of(rank, 0, part, [&](const PartIndex::Entry& source) {
         found += overlap_numel(*source.part, part);

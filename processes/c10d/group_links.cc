@@ -35,7 +35,7 @@ GroupLinks::GroupLinks(std::shared_ptr<Job> job, std::string backend, c10::Devic
     : job_(std::move(job)), backend_(std::move(backend)), device_(device), world_group_(std::move(world_group)) {}
 
 Link& GroupLinks::of(const CommCall& call, Collective collective) {
-  const Group& group = *call.group;
+  const RankGroups& group = *call.group;
   const int64_t rank = job_->rank();
   const auto& members = group.members[group.group_of[rank]];
   std::unique_lock lock(mutex_);

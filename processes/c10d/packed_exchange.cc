@@ -7,8 +7,8 @@
 
 namespace dtensor::internal {
 
-PackedExchange::PackedExchange(const Group& group, int64_t rank, c10::Device device, absl::Span<const Message> messages,
-                               const RankPieces& inputs, const RankPieces& outputs)
+PackedExchange::PackedExchange(const RankGroups& group, int64_t rank, c10::Device device,
+                               absl::Span<const Message> messages, const RankPieces& inputs, const RankPieces& outputs)
     : send_bytes(group.size), receive_bytes(group.size) {
   std::vector<std::vector<const Message*>> sends(group.size), receives(group.size);
   int64_t send_total = 0, receive_total = 0;

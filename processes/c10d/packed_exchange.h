@@ -15,7 +15,7 @@ class PackedExchange {
  public:
   // For rank `rank`, with tensors inputs[0] and outputs[0]. Its messages to itself are copied at once, and `inputs` are
   // not needed any more.
-  PackedExchange(const Group& group, int64_t rank, c10::Device device, absl::Span<const Message> messages,
+  PackedExchange(const RankGroups& group, int64_t rank, c10::Device device, absl::Span<const Message> messages,
                  const RankPieces& inputs, const RankPieces& outputs);
 
   at::Tensor send, receive;

@@ -236,7 +236,7 @@ class LocalNcclCommunicator final : public Communicator {
     } else {
       bytes = numel_of(first.block.sizes) * static_cast<int64_t>(from[first.input].element_size());
     }
-    const Group& group = *launch.call.group;
+    const RankGroups& group = *launch.call.group;
     const int64_t sender = group.position_of[first.sender], receiver = group.position_of[first.receiver];
     part.calls.push_back({.kind = Kind::kSend,
                           .position = sender,

@@ -18,7 +18,7 @@ std::vector<Box> boxes_of(const std::vector<RankBox>& all) {
 }
 
 // Does the rank hold all of the box?
-bool holds(const Part& part, const RankBox& box) {
+bool holds(const LocalLayout& part, const RankBox& box) {
   return overlap_numel(part, part_of(Box{box.offsets, box.sizes})) == Box{box.offsets, box.sizes}.numel();
 }
 

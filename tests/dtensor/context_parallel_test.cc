@@ -68,8 +68,8 @@ TEST_CASE("tiles of attention have each pair of a query and a key it sees once",
             for (const int64_t max_rows : {2, 100}) {
               CAPTURE(length, keys, to_string(p), head_tail, causal, max_rows);
               const auto runs_of = [&](int64_t size, int64_t rank) {
-                const auto order = head_tail ? internal::head_tail_runs(size, n) : std::vector<Run>();
-                return internal::part_runs(internal::shard_runs({Run{0, size}}, p, n, rank), order);
+                const auto order = head_tail ? internal::head_tail_runs(size, n) : std::vector<IndexRange>();
+                return internal::part_runs(internal::shard_runs({IndexRange{0, size}}, p, n, rank), order);
               };
               const auto positions = [](const std::vector<PartRun>& runs) {
                 std::vector<int64_t> result;

@@ -119,10 +119,10 @@ struct Case {
   // The part of full() at a coordinate; Partial counts as Replicate.
   at::Tensor part(const std::vector<int64_t>& shape, const Placements& placements, absl::Span<const int64_t> at) const {
     at::Tensor t = full();
-    const Part layout = local_layout(sizes, shape, placements, at);
+    const LocalLayout layout = local_layout(sizes, shape, placements, at);
     for (int64_t d = 0; d < ndim(); ++d) {
       std::vector<int64_t> indices;
-      for (const Run& run : layout.dims[d]) {
+      for (const IndexRange& run : layout.dims[d]) {
         for (int64_t k = 0; k < run.size; ++k) indices.push_back(run.begin + k);
       }
       t = t.index_select(d, at::tensor(indices, at::TensorOptions().dtype(at::kLong)));

@@ -82,12 +82,12 @@ bool is_finite_pair(const std::vector<double>& values, int64_t at) {
 }
 
 // The row-major index in the whole of each element of a part.
-std::vector<int64_t> offsets_of(const Part& layout, at::IntArrayRef sizes) {
+std::vector<int64_t> offsets_of(const LocalLayout& layout, at::IntArrayRef sizes) {
   std::vector<int64_t> offsets = {0};
   for (size_t d = 0; d < layout.dims.size(); ++d) {
     std::vector<int64_t> longer;
     for (int64_t before : offsets) {
-      for (const Run& run : layout.dims[d]) {
+      for (const IndexRange& run : layout.dims[d]) {
         for (int64_t k = run.begin; k < run.begin + run.size; ++k) longer.push_back(before * sizes[d] + k);
       }
     }

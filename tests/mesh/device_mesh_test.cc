@@ -49,7 +49,7 @@ TEST_CASE("a mesh of some ranks in another order", "[mesh][device_mesh]") {
   CHECK(mesh.local_ranks() == Ints{5, 0, 3, 2});
   CHECK(mesh.coordinate(3) == Ints{1, 0});
   CHECK_FALSE(mesh.contains(1));
-  const Group& group = mesh.get_group("dim0");
+  const RankGroups& group = mesh.get_group("dim0");
   CHECK(group.members == Members{{5, 3}, {0, 2}});
   CHECK(group.group_of == Ints{1, -1, 1, 0, -1, 0});
   CHECK(group.position_of == Ints{0, -1, 1, 1, -1, 0});
@@ -166,7 +166,7 @@ TEST_CASE("groups of a 3-d mesh", "[mesh][device_mesh]") {
   CHECK(mesh.get_group("tp").members == Members{{0, 1}, {2, 3}, {4, 5}, {6, 7}, {8, 9}, {10, 11}});
   CHECK(mesh.get_group("cp").members == Members{{0, 2, 4}, {1, 3, 5}, {6, 8, 10}, {7, 9, 11}});
   CHECK(mesh.get_group(0).members == Members{{0, 6}, {1, 7}, {2, 8}, {3, 9}, {4, 10}, {5, 11}});
-  const Group& both = mesh.group({0, 2});
+  const RankGroups& both = mesh.group({0, 2});
   CHECK(both.name == "dp,tp");
   CHECK(both.size == 4);
   CHECK(both.members == Members{{0, 1, 6, 7}, {2, 3, 8, 9}, {4, 5, 10, 11}});
@@ -261,7 +261,7 @@ TEST_CASE("device mesh: threads that make the first mesh and group at once make 
   for (int round = 0; round < 20; ++round) {
     const auto world = World::abstract(4096);  // large, so that the constructions overlap
     std::vector<DeviceMesh> meshes(4);
-    std::vector<const Group*> groups(4);
+    std::vector<const RankGroups*> groups(4);
     std::atomic<size_t> ready{0};
     std::vector<std::thread> threads;
     for (size_t t = 0; t < meshes.size(); ++t) {
@@ -280,7 +280,7 @@ TEST_CASE("device mesh: threads that make the first mesh and group at once make 
 
 TEST_CASE("4096 abstract ranks", "[mesh][device_mesh]") {
   const DeviceMesh mesh(World::abstract(4096), {8, 64, 8}, {"pp", "dp", "tp"});
-  const Group& dp = mesh.get_group("dp");
+  const RankGroups& dp = mesh.get_group("dp");
   CHECK(dp.members.size() == 64);
   CHECK(dp.members[9] == [] {
     Ints expected;

@@ -30,8 +30,8 @@ at::Tensor values() { return at::arange(16, at::kFloat).reshape({8, 2}); }
 at::Tensor sharded() { return distribute_tensor(values(), mesh(), {Shard(0), Replicate()}); }
 
 // What `run` throws, without the backtrace; "" if nothing.
-template <typename Run>
-std::string error_of(Run run) {
+template <typename IndexRange>
+std::string error_of(IndexRange run) {
   try {
     run();
   } catch (const c10::Error& e) {

@@ -43,11 +43,11 @@ TEST_CASE("layout grid: cells and their ranks") {
   CHECK(grid.row_cuts == std::vector<int64_t>{0, 3, 5});
   CHECK(grid.column_cuts == std::vector<int64_t>{0, 2, 3});
   REQUIRE(grid.cells.size() == 4);
-  CHECK(grid.cells[0] == std::vector<LayoutGrid::Group>{{0}});
-  CHECK(grid.cells[1] == std::vector<LayoutGrid::Group>{{2}});
-  CHECK(grid.cells[2] == std::vector<LayoutGrid::Group>{{1}});
+  CHECK(grid.cells[0] == std::vector<LayoutGrid::RankGroups>{{0}});
+  CHECK(grid.cells[1] == std::vector<LayoutGrid::RankGroups>{{2}});
+  CHECK(grid.cells[2] == std::vector<LayoutGrid::RankGroups>{{1}});
   CHECK(layout_grid(*spec(mesh, {Replicate(), Partial()}, {4})).cells[0] ==
-        std::vector<LayoutGrid::Group>{{0, 1}, {2, 3}});
+        std::vector<LayoutGrid::RankGroups>{{0, 1}, {2, 3}});
   CHECK(layout_grid(*spec(mesh, {Shard(0), Shard(0)}, {3})).empty == std::vector<int64_t>{3});
   // Sharded dims are drawn before large ones.
   CHECK(drawn_dims(*spec(mesh, {Shard(1), Replicate()}, {100, 2, 50})) == absl::InlinedVector<int64_t, 2>{0, 1});

@@ -42,9 +42,9 @@ std::vector<RowLayout> row_layouts() {
           {{1, 2}, {Shard(0), Shard(0)}, 8}};
 }
 
-std::vector<int64_t> rows_of(const Runs& runs) {
+std::vector<int64_t> rows_of(const IndexRanges& runs) {
   std::vector<int64_t> all;
-  for (const Run& run : runs) {
+  for (const IndexRange& run : runs) {
     for (int64_t i = 0; i < run.size; ++i) all.push_back(run.begin + i);
   }
   return all;
@@ -58,7 +58,7 @@ int64_t bytes_lacked(const RowLayout& layout, const DeviceMesh& mesh, const Plac
     const auto part = [&](const Ints& sizes, const Placements& placements) {
       return local_layout(Shape(sizes.begin(), sizes.end()), mesh.shape(), placements, mesh.coordinate(rank));
     };
-    const Part held = part({layout.rows, kColumns}, layout.placements), wanted = part({count, kColumns}, to);
+    const LocalLayout held = part({layout.rows, kColumns}, layout.placements), wanted = part({count, kColumns}, to);
     const auto own = rows_of(held.dims[0]);
     int64_t lacked = 0;
     for (const int64_t i : rows_of(wanted.dims[0]))

@@ -38,12 +38,12 @@ std::optional<Placements> follow_view(absl::Span<const int64_t> in, absl::Span<c
 
 // Flat indices of the elements that a rank holds, in its order: element by element, without runs.
 Flat elements(const Shape& shape, const Shape& mesh, const Placements& placements, const Shape& coordinate) {
-  const Part layout = local_layout(shape, mesh, placements, coordinate);
+  const LocalLayout layout = local_layout(shape, mesh, placements, coordinate);
   Flat flat = {0};
   for (size_t d = 0; d < shape.size(); ++d) {
     Flat longer;
     for (int64_t prefix : flat) {
-      for (const Run& run : layout.dims[d]) {
+      for (const IndexRange& run : layout.dims[d]) {
         for (int64_t i = 0; i < run.size; ++i) longer.push_back(prefix * shape[d] + run.begin + i);
       }
     }

@@ -10,7 +10,7 @@ namespace dtensor {
 using namespace internal;
 
 // For Catch2.
-static std::ostream& operator<<(std::ostream& os, const Run& run) {
+static std::ostream& operator<<(std::ostream& os, const IndexRange& run) {
   return os << "[" << run.begin << ", " << run.begin + run.size << ")";
 }
 
@@ -48,9 +48,9 @@ Indices expected_indices(int64_t size, int64_t dim, const Shape& mesh, const Pla
   return held;
 }
 
-Indices indices_of(const Runs& runs) {
+Indices indices_of(const IndexRanges& runs) {
   Indices indices;
-  for (const Run& run : runs) {
+  for (const IndexRange& run : runs) {
     for (int64_t i = 0; i < run.size; ++i) indices.push_back(run.begin + i);
   }
   return indices;
@@ -163,22 +163,22 @@ TEST_CASE("local_layout: worked examples") {
   };
   for (const Row& row : rows) {
     INFO(row.name);
-    const Part layout = local_layout(row.shape, row.mesh, row.placements, row.coordinate);
+    const LocalLayout layout = local_layout(row.shape, row.mesh, row.placements, row.coordinate);
     std::vector<Indices> held;
-    for (const Runs& runs : layout.dims) held.push_back(indices_of(runs));
+    for (const IndexRanges& runs : layout.dims) held.push_back(indices_of(runs));
     CHECK(held == row.held);
     CHECK(layout.offsets == row.offsets);
   }
-  const Part scalar = local_layout({}, {2}, {Partial()}, {1});
+  const LocalLayout scalar = local_layout({}, {2}, {Partial()}, {1});
   CHECK(scalar.is_box());
   CHECK_FALSE(scalar.empty());
   CHECK(scalar.sizes().empty());
 }
 
 TEST_CASE("shard_runs returns everything unless it shards") {
-  const Runs runs = {{2, 3}, {9, 1}};
+  const IndexRanges runs = {{2, 3}, {9, 1}};
   for (const Placement& p : {Replicate(), Partial(), MaskPartial({4}, 0)}) CHECK(shard_runs(runs, p, 2, 1) == runs);
-  CHECK(shard_runs(runs, Shard(0), 2, 1) == Runs{{4, 1}, {9, 1}});
+  CHECK(shard_runs(runs, Shard(0), 2, 1) == IndexRanges{{4, 1}, {9, 1}});
   CHECK(shard_runs(runs, Shard(0), 1, 0) == runs);
   CHECK(shard_runs({}, StridedShard(0, 2), 2, 0).empty());
   CHECK(total_size(runs) == 4);
@@ -188,13 +188,13 @@ TEST_CASE("local_layout and local_shape agree with lists of indices") {
   int64_t layouts = 0;
   for_each_layout([&](const Shape& shape, const Shape& mesh, const Placements& placements) {
     for (const Shape& coordinate : tuples(mesh)) {
-      const Part layout = local_layout(shape, mesh, placements, coordinate);
+      const LocalLayout layout = local_layout(shape, mesh, placements, coordinate);
       bool ok = layout.dims.size() == shape.size();
       bool box = true;
       bool empty = false;
       Shape sizes;
       for (size_t d = 0; d < shape.size(); ++d) {
-        const Runs& runs = layout.dims[d];
+        const IndexRanges& runs = layout.dims[d];
         const Indices held = expected_indices(shape[d], d, mesh, placements, coordinate);
         sizes.push_back(held.size());
         bool jumps = false;
@@ -224,7 +224,7 @@ TEST_CASE("ranks that differ on a sharded mesh dim partition the tensor") {
       bool first = true;
       for (size_t m = 0; m < mesh.size(); ++m) first &= placements[m].is_sharded() || coordinate[m] == 0;
       if (!first) continue;
-      const Part layout = local_layout(shape, mesh, placements, coordinate);
+      const LocalLayout layout = local_layout(shape, mesh, placements, coordinate);
       for (const Shape& local : tuples(layout.sizes())) {
         ++holders[{indices_of(layout.dims[0])[local[0]], indices_of(layout.dims[1])[local[1]]}];
       }

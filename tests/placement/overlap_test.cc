@@ -10,13 +10,13 @@ using namespace internal;
 namespace {
 
 // Every element of a part: global index -> local offset, by explicit loops over the runs of two dims.
-std::map<Shape, Shape> elements(const Part& layout) {
+std::map<Shape, Shape> elements(const LocalLayout& layout) {
   std::map<Shape, Shape> local_of;
   int64_t row = 0;
-  for (const Run& rows : layout.dims[0]) {
+  for (const IndexRange& rows : layout.dims[0]) {
     for (int64_t i = rows.begin; i < rows.begin + rows.size; ++i, ++row) {
       int64_t column = 0;
-      for (const Run& columns : layout.dims[1]) {
+      for (const IndexRange& columns : layout.dims[1]) {
         for (int64_t j = columns.begin; j < columns.begin + columns.size; ++j, ++column) {
           local_of[{i, j}] = {row, column};
         }
@@ -40,7 +40,7 @@ bool mergeable(const Block& a, const Block& b) {
 }
 
 // The fault of overlap(source, target), or "". Adds the target's elements that it covers to `covered`.
-std::string wrong(const Part& source, const Part& target, std::multiset<Shape>& covered) {
+std::string wrong(const LocalLayout& source, const LocalLayout& target, std::multiset<Shape>& covered) {
   std::set<std::pair<Shape, Shape>> expected;
   const auto target_elements = elements(target);
   for (const auto& [index, from] : elements(source)) {
@@ -71,7 +71,7 @@ std::string wrong(const Part& source, const Part& target, std::multiset<Shape>& 
 TEST_CASE("overlap: worked examples") {
   struct Row {
     const char* name;
-    Part source, target;
+    LocalLayout source, target;
     std::vector<Block> blocks;
   };
   const auto part = [](int64_t size, int64_t n, Placement p, int64_t i) { return local_layout({size}, {n}, {p}, {i}); };
@@ -94,7 +94,7 @@ TEST_CASE("overlap: worked examples") {
        local_layout({4, 4}, {1}, {Replicate()}, {0}),
        local_layout({4, 4}, {2, 2}, {StridedShard(0, 2), StridedShard(1, 2)}, {1, 0}),
        {{{1, 0}, {0, 0}, {1, 1}}, {{1, 2}, {0, 1}, {1, 1}}, {{3, 0}, {1, 0}, {1, 1}}, {{3, 2}, {1, 1}, {1, 1}}}},
-      {"no dims: the one element", Part{}, Part{}, {{{}, {}, {}}}},
+      {"no dims: the one element", LocalLayout{}, LocalLayout{}, {{{}, {}, {}}}},
   };
   for (const Row& row : rows) {
     INFO(row.name);
@@ -102,7 +102,7 @@ TEST_CASE("overlap: worked examples") {
     REQUIRE(blocks.size() == row.blocks.size());
     for (size_t b = 0; b < blocks.size(); ++b) CHECK(same(blocks[b], row.blocks[b]));
   }
-  CHECK(overlap_numel(Part{}, Part{}) == 1);
+  CHECK(overlap_numel(LocalLayout{}, LocalLayout{}) == 1);
 }
 
 TEST_CASE("overlap agrees with matching element by element, and all sources cover a target once") {
@@ -117,7 +117,7 @@ TEST_CASE("overlap agrees with matching element by element, and all sources cove
         for (const Placement& target_1 : choices) {
           const Placements target_placements = {target_0, target_1};
           for (int64_t t = 0; t < 6; ++t) {
-            const Part target = local_layout(shape, {3, 2}, target_placements, {t / 2, t % 2});
+            const LocalLayout target = local_layout(shape, {3, 2}, target_placements, {t / 2, t % 2});
             std::multiset<Shape> covered;
             std::string error;
             for (int64_t s = 0; s < (source_0.is_sharded() ? 4 : 1); ++s, ++pairs) {

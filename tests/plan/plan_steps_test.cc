@@ -19,11 +19,11 @@ using Kind = RedistributeStep::Kind;
 using Elements = std::vector<bool>;  // of the tensor, row-major
 
 Elements elements_of(const RandomTensor& t, const Placements& placements, int64_t rank) {
-  const Part part = local_layout(t.meta.sizes, t.mesh.shape(), placements, t.mesh.coordinate(rank));
+  const LocalLayout part = local_layout(t.meta.sizes, t.mesh.shape(), placements, t.mesh.coordinate(rank));
   Elements held = {true};
   for (size_t d = 0; d < t.meta.sizes.size(); ++d) {
     std::vector<bool> along(t.meta.sizes[d]);
-    for (const Run& run : part.dims[d]) std::fill_n(along.begin() + run.begin, run.size, true);
+    for (const IndexRange& run : part.dims[d]) std::fill_n(along.begin() + run.begin, run.size, true);
     Elements next;
     for (bool outer : held) {
       for (bool inner : along) next.push_back(outer && inner);

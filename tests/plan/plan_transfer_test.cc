@@ -33,11 +33,11 @@ DeviceMesh mesh_on(const World& world, std::vector<int64_t> ranks, std::vector<i
   return DeviceMesh(world, shape, names, ranks);
 }
 
-TimesHeld elements(const Part& part, const Shape& sizes) {
+TimesHeld elements(const LocalLayout& part, const Shape& sizes) {
   TimesHeld held = {1};
   for (size_t d = 0; d < sizes.size(); ++d) {
     std::vector<int> along(sizes[d]);
-    for (const Run& run : part.dims[d]) std::fill_n(along.begin() + run.begin, run.size, 1);
+    for (const IndexRange& run : part.dims[d]) std::fill_n(along.begin() + run.begin, run.size, 1);
     TimesHeld next;
     for (int outer : held) {
       for (int inner : along) next.push_back(outer * inner);
@@ -52,12 +52,12 @@ int64_t lacking_bytes(const TensorMeta& meta, const Layout& before, const Layout
   int64_t most = 0;
   for (int64_t rank = 0; rank < before.world().size(); ++rank) {
     TimesHeld held(meta.numel());
-    for (const Part& part : before.parts(meta.sizes, rank)) {
+    for (const LocalLayout& part : before.parts(meta.sizes, rank)) {
       const TimesHeld of_part = elements(part, meta.sizes);
       for (size_t i = 0; i < held.size(); ++i) held[i] += of_part[i];
     }
     int64_t lacks = 0;
-    for (const Part& part : after.parts(meta.sizes, rank)) {
+    for (const LocalLayout& part : after.parts(meta.sizes, rank)) {
       const TimesHeld of_part = elements(part, meta.sizes);
       for (size_t i = 0; i < held.size(); ++i) lacks += of_part[i] > 0 && held[i] == 0;
     }
@@ -366,8 +366,8 @@ TEST_CASE("random transfers move just the elements that ranks lack", "[transfer]
         for (int64_t size : m.block.sizes) numel *= size;
         if (m.sender != m.receiver) received[m.receiver] += numel;
         // The block has the same global indices at its source and at its target.
-        const auto global = [&](const Part& part, size_t d, int64_t local) {
-          for (const Run& run : part.dims[d]) {
+        const auto global = [&](const LocalLayout& part, size_t d, int64_t local) {
+          for (const IndexRange& run : part.dims[d]) {
             if (local < run.size) return run.begin + local;
             local -= run.size;
           }

@@ -98,7 +98,7 @@ TensorMeta draw_meta() {
 // The bytes that this rank holds.
 int64_t part_bytes(const TensorMeta& meta, const Layout& layout) {
   int64_t bytes = 0;
-  for (const Part& part : layout.parts(meta.sizes, job_world().owned_ranks()[0])) {
+  for (const LocalLayout& part : layout.parts(meta.sizes, job_world().owned_ranks()[0])) {
     int64_t numel = 1;
     for (int64_t size : part.sizes()) numel *= size;
     bytes += numel * static_cast<int64_t>(sizeof(double));
@@ -112,7 +112,7 @@ void check_step(const RedistributePlan& plan) {
   const int64_t rank = job_world().owned_ranks()[0];
   const int64_t in = part_bytes(plan.tensor, plan.from), out = part_bytes(plan.tensor, plan.to);
   RankPieces inputs(1);
-  for (const Part& part : plan.from.parts(plan.tensor.sizes, rank)) {
+  for (const LocalLayout& part : plan.from.parts(plan.tensor.sizes, rank)) {
     const Shape sizes = part.sizes();
     inputs[0].push_back(at::zeros(c10::IntArrayRef(sizes.data(), sizes.size()), at::kDouble));
   }

@@ -233,7 +233,7 @@ std::vector<at::Tensor> cut(const at::Tensor& x, const Placement& p, int64_t ran
   std::vector<at::Tensor> parts;
   for (int64_t r = 0; r < ranks; ++r) {
     if (p.is_shard()) {
-      const Run run = chunk(x.size(p.dim()), ranks, r);
+      const IndexRange run = chunk(x.size(p.dim()), ranks, r);
       parts.push_back(x.narrow(p.dim(), run.begin, run.size));
     } else if (p.is_partial()) {
       if (r + 1 < ranks) {

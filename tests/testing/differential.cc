@@ -295,7 +295,7 @@ at::Tensor part_of(const at::Tensor& full, const DeviceMesh& mesh, const Placeme
   at::Tensor part = full;
   for (int64_t d = 0; d < full.dim(); ++d) {
     std::vector<at::Tensor> runs;
-    for (const Run& run : layout.dims[d]) runs.push_back(part.narrow(d, run.begin, run.size));
+    for (const IndexRange& run : layout.dims[d]) runs.push_back(part.narrow(d, run.begin, run.size));
     part = runs.empty() ? part.narrow(d, 0, 0) : at::cat(runs, d);
   }
   return part.clone(at::MemoryFormat::Contiguous);

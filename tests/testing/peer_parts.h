@@ -35,7 +35,7 @@ struct PeerParts {
     int64_t largest = 0;
   };
   struct Cut {
-    std::vector<Runs> runs;                                       // by rank
+    std::vector<IndexRanges> runs;                                // by rank
     absl::flat_hash_map<size_t, std::vector<int64_t>> in_common;  // other cut -> by rank
   };
   struct DimCuts {
@@ -71,8 +71,8 @@ struct PeerParts {
     std::vector<int64_t>& by_rank = cuts[d].cuts[a].in_common[b];
     if (by_rank.empty()) {
       for (size_t r = 0; r < coordinates.size(); ++r) {
-        by_rank.push_back(
-            internal::overlap_numel(Part{{cuts[d].cuts[a].runs[r]}, {}}, Part{{cuts[d].cuts[b].runs[r]}, {}}));
+        by_rank.push_back(internal::overlap_numel(LocalLayout{{cuts[d].cuts[a].runs[r]}, {}},
+                                                  LocalLayout{{cuts[d].cuts[b].runs[r]}, {}}));
       }
     }
     return by_rank;

@@ -41,7 +41,7 @@ void run_collective(Communicator& comm, Collective c, const CallArguments& a) {
 
 CallArguments arguments_of(Collective c, const Groups& groups, int64_t bytes) {
   const World& world = groups.mesh.world();
-  const Group& group = groups.group();
+  const RankGroups& group = groups.group();
   // Pieces that a rank receives, and how many of them: an all-reduce is a reduce-scatter and an all-gather.
   const int64_t others = group.size - 1;
   int64_t received = 1;

@@ -15,7 +15,7 @@ struct Groups {
   DeviceMesh mesh;
   int64_t dim = 0;
   GroupExtent extent = {};
-  const Group& group() const { return mesh.get_group(dim); }
+  const RankGroups& group() const { return mesh.get_group(dim); }
 };
 
 // The arguments of one call of any collective.

@@ -156,7 +156,7 @@ void check_chunk_rule(const std::vector<Record>& records, const Spec& spec) {
 void check_replicas(const std::vector<Record>& records, const DeviceMesh& mesh, const Placements& placements) {
   for (int64_t m = 0; m < mesh.ndim(); ++m) {
     if (!placements[m].is_replicate()) continue;
-    const Group& group = mesh.get_group(m);
+    const RankGroups& group = mesh.get_group(m);
     std::vector<const Record*> first(group.members.size());
     for (const Record& r : records) {
       const Record*& other = first[group.group_of[r.rank]];

@@ -61,22 +61,22 @@ ChunkedExchange::ChunkedExchange(std::shared_ptr<const RedistributePlan> plan, C
   for (const Message& m : step().messages) {
     const int64_t i = slots[gathers() ? m.receiver : m.sender];
     if (i < 0) continue;
-    const Run block{(gathers() ? m.block.to : m.block.from)[cut_.dim], m.block.sizes[cut_.dim]};
+    const IndexRange block{(gathers() ? m.block.to : m.block.from)[cut_.dim], m.block.sizes[cut_.dim]};
     // Of another dim than the one that is exchanged, all messages have the same rows.
     if (blocks_[i].empty() || !(blocks_[i].back() == block)) blocks_[i].push_back(block);
   }
   plan_->from.world().memory().touch(plan_->steps[0].peak_bytes - schedule_->input_bytes);
 }
 
-Run ChunkedExchange::piece(int64_t size, int64_t k) const {
+IndexRange ChunkedExchange::piece(int64_t size, int64_t k) const {
   const int64_t begin = size * k / cut_.chunks;
   return {begin, size * (k + 1) / cut_.chunks - begin};
 }
 
-std::vector<Run> ChunkedExchange::rows(size_t i, int64_t k) const {
-  std::vector<Run> runs;
-  for (const Run& block : blocks_[i]) {
-    const Run part = piece(block.size, k);
+std::vector<IndexRange> ChunkedExchange::rows(size_t i, int64_t k) const {
+  std::vector<IndexRange> runs;
+  for (const IndexRange& block : blocks_[i]) {
+    const IndexRange part = piece(block.size, k);
     if (part.size > 0) runs.push_back({block.begin + part.begin, part.size});
   }
   return runs;
@@ -85,7 +85,7 @@ std::vector<Run> ChunkedExchange::rows(size_t i, int64_t k) const {
 void ChunkedExchange::begin(int64_t k) {
   std::vector<Message> messages;
   for (const Message& m : step().messages) {
-    const Run run = piece(m.block.sizes[cut_.dim], k);
+    const IndexRange run = piece(m.block.sizes[cut_.dim], k);
     if (run.size == 0) continue;
     Message& part = messages.emplace_back(m);
     part.block.from[cut_.dim] += run.begin;

@@ -41,7 +41,7 @@ class ChunkedExchange {
   const RankTensors& outputs() const { return outputs_; }
   // Of the i-th owned rank's tensor that has all rows of its group (the result of an all_gather, the input of a
   // reduce_scatter): those of chunk `k`, along the dim of the cut.
-  std::vector<Run> rows(size_t i, int64_t k) const;
+  std::vector<IndexRange> rows(size_t i, int64_t k) const;
 
   // Reads the chunk's rows of the inputs and sends them. Once per chunk.
   void begin(int64_t k);
@@ -52,14 +52,14 @@ class ChunkedExchange {
   bool gathers() const { return plan_->steps[0].kind == RedistributeStep::Kind::kAllGather; }
   const StepSchedule& step() const { return schedule_->steps[0]; }
   // The chunk's piece of `size` rows.
-  Run piece(int64_t size, int64_t k) const;
+  IndexRange piece(int64_t size, int64_t k) const;
 
   std::shared_ptr<const RedistributePlan> plan_;
   std::shared_ptr<const PlanSchedule> schedule_;
   ChunkCut cut_;
   CommCause cause_;
   RankTensors inputs_, outputs_;
-  std::vector<std::vector<Run>> blocks_;          // per owned rank, of the tensor that has all rows
+  std::vector<std::vector<IndexRange>> blocks_;   // per owned rank, of the tensor that has all rows
   std::vector<std::shared_ptr<CommWork>> works_;  // null: not begun, or there at once
 };
 

@@ -77,8 +77,8 @@ bool travels_from_host(const RedistributePlan& plan, const RankTensors& locals) 
 }
 
 // Parts in host memory travel from the GPUs, and what arrives comes back to host memory.
-template <typename Run>
-RankTensors by_gpus(const RedistributePlan& plan, RankTensors locals, const Run& run) {
+template <typename IndexRange>
+RankTensors by_gpus(const RedistributePlan& plan, RankTensors locals, const IndexRange& run) {
   if (!travels_from_host(plan, locals)) return run(std::move(locals));
   return parts_in_host_memory(run(parts_on_gpus(plan.from.world(), locals, owned_ranks(plan.from))));
 }

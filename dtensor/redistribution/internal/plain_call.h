@@ -22,13 +22,13 @@ struct PlainCall {
   CommCause cause;
 
   const std::string& function() const { return cause.op; }
-  const Group& group() const { return mesh.get_group(mesh_dim); }
+  const RankGroups& group() const { return mesh.get_group(mesh_dim); }
   int64_t size() const { return group().size; }
   // Of the i-th owned rank in its group.
   int64_t position(size_t i) const { return group().position_of[mesh.local_ranks()[i]]; }
   // In the group of the i-th owned rank.
   int64_t rank_at(size_t i, int64_t position) const {
-    const Group& g = group();
+    const RankGroups& g = group();
     return g.members[g.group_of[mesh.local_ranks()[i]]][position];
   }
 };
