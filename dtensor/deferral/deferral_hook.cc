@@ -33,7 +33,11 @@ int64_t bytes_of(const Inputs& in, const Decision& decision) {
 struct DeferredTicket {
   std::shared_ptr<DeferredGradients> calls;
   std::shared_ptr<DeferredCall> call;
-  void operator()(CommWork* work) const { delete work; }
+  void operator()(CommWork* work) {
+    delete work;
+    call = nullptr;  // which refers weakly to the work, and so keeps this
+    calls = nullptr;
+  }
 };
 
 // Null: `t` is not deferred, or not the whole result of a call.
@@ -129,8 +133,9 @@ class DeferralHook final : public CallHook {
       const auto options = at::TensorOptions(spec->dtype()).device(mesh.world().device(mesh.local_ranks()[r]));
       parts.push_back(without_memory(spec->local_shape(static_cast<int64_t>(r)), spec->strides(), options));
     }
-    auto deferred = std::make_shared<DeferredCall>(DeferredCall{call.info, call.in, call.args.vec(), call.decision,
-                                                                call.run, parts, bytes_of(call.in, *call.decision)});
+    auto deferred = std::make_shared<DeferredCall>(
+        DeferredCall{call.info, call.in, call.args.vec(), call.decision, call.run, parts,
+                     DeferredCall::WeakTensor(call.leaf.getIntrusivePtr()), bytes_of(call.in, *call.decision)});
     if (const StepDecider* decider = current_dispatch_scope().step_decider) {
       deferred->recording = decider->recording();
       deferred->charged = decider->charged();
@@ -142,6 +147,7 @@ class DeferralHook final : public CallHook {
     calls->add(deferred);
     const std::shared_ptr<CommWork> work(CommWork::new_deferred([calls, deferred] { calls->compute(*deferred); }),
                                          DeferredTicket{calls, deferred});
+    deferred->work = work;
     return make_result(spec, std::move(parts), work);
   }
 

@@ -1,8 +1,10 @@
 #include "dtensor/deferral/deferred_gradients.h"
 
 #include <ATen/ops/empty_strided.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "dtensor/dispatch/internal/input_moves.h"
@@ -99,6 +101,14 @@ void DeferredCall::end(std::exception_ptr why_not) {
   watching = nullptr;
 }
 
+bool DeferredCall::is_gradient() const {
+  const auto of_leaf = leaf.lock();
+  const auto of_result = work.lock();
+  if (!of_leaf || !of_result) return false;
+  const at::Tensor grad = at::Tensor::wrap_tensor_impl(of_leaf).grad();
+  return is_dtensor(grad) && meta_without_sync(grad).arriving == of_result;
+}
+
 std::shared_ptr<DeferredGradients> DeferredGradients::of_backward() {
   return std::static_pointer_cast<DeferredGradients>(deferred_work(make_deferred_gradients));
 }
@@ -181,9 +191,40 @@ void DeferredGradients::compute(const DeferredCall& call) {
 }
 
 void DeferredGradients::compute_all() {
-  std::lock_guard lock(computing_);
-  while (compute_waiting()) {
+  std::vector<std::shared_ptr<DeferredCall>> computed;
+  {
+    std::lock_guard lock(computing_);
+    while (compute_waiting()) {
+    }
+    std::lock_guard calls(mutex_);
+    computed = std::exchange(computed_, {});
   }
+  for (const auto& call : computed) {  // one rank alone may read the results from now on
+    if (const auto work = call->work.lock()) work->wait();
+  }
+}
+
+void DeferredGradients::ended() {
+  std::lock_guard lock(mutex_);
+  has_ended_ = true;
+}
+
+void DeferredGradients::give_up_others() {
+  std::lock_guard lock(mutex_);
+  if (!has_ended_) return;
+  std::exception_ptr error;
+  try {
+    TORCH_CHECK(false, "this gradient was deferred until the end of its backward(), which has failed");
+  } catch (...) {
+    error = std::current_exception();
+  }
+  const auto is_kept = [](const auto& call) { return call->held_back || call->is_gradient(); };
+  const auto given_up = std::stable_partition(waiting_.begin(), waiting_.end(), is_kept);
+  for (auto it = given_up; it != waiting_.end(); ++it) {
+    bytes_ -= (*it)->bytes;
+    (*it)->end(error);
+  }
+  waiting_.erase(given_up, waiting_.end());
 }
 
 bool DeferredGradients::suspend(DeferredCall& call) {
@@ -216,6 +257,7 @@ void DeferredGradients::drop(DeferredCall& call) {
 }
 
 bool DeferredGradients::compute_waiting() {
+  give_up_others();
   std::vector<std::shared_ptr<DeferredCall>> calls;
   {
     std::lock_guard lock(mutex_);
@@ -253,6 +295,7 @@ bool DeferredGradients::compute_waiting() {
   {
     std::lock_guard lock(mutex_);
     in_hand_.clear();
+    std::copy_if(calls.begin(), calls.end(), std::back_inserter(computed_), [](const auto& c) { return c->computed; });
   }
   if (error != nullptr) std::rethrow_exception(error);
   return true;

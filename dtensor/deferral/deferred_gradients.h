@@ -16,6 +16,7 @@
 #include <mutex>
 #include <vector>
 
+#include "comm/comm_work.h"
 #include "dtensor/dispatch/call_hook.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
 #include "dtensor/gradients/gradient_bucket.h"
@@ -31,6 +32,8 @@ struct DeferredCall {
   std::shared_ptr<const Decision> decision;
   decltype(CallHook::GradientCall::run) run;
   RankTensors parts;  // of its result, without memory until computed
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  WeakTensor leaf;    // which gets it
   int64_t bytes = 0;  // bytes it holds and gathers
   // In a recorded step: which recording, and which call.
   uint64_t recording = 0;
@@ -38,6 +41,10 @@ struct DeferredCall {
   bool computed = false;
   bool held_back = false;              // its result is being overwritten
   std::exception_ptr error = nullptr;  // why it was not computed
+  std::weak_ptr<CommWork> work = {};   // fills in `parts`
+
+  // Whether the result is the leaf's .grad.
+  bool is_gradient() const;
 
   // Until the call is computed, writes are watched.
   struct Watching {
@@ -72,6 +79,7 @@ class DeferredGradients final : public DeferredWork {
   // Computes all waiting calls, and `call` unless it was computed before.
   void compute(const DeferredCall& call);
   void compute_all() override;
+  void ended() override;
   // Suspends a call whose result is about to be overwritten, and is zeros from now on: it is not computed meanwhile,
   // and its result is read as it is. False: it was computed before.
   bool suspend(DeferredCall& call);
@@ -86,11 +94,16 @@ class DeferredGradients final : public DeferredWork {
   void copy_inputs(const ReadsMemory& reads);
   // Computes the waiting calls of one world. False: none waits. REQUIRES: computing_ is locked.
   bool compute_waiting();
+  // After a failed backward: ends waiting calls that are no .grad. Handles that hooks have kept, on one rank alone,
+  // would else have them computed there.
+  void give_up_others();
 
   std::mutex computing_;  // held while calls are computed, or their inputs replaced; locked before mutex_
   std::mutex mutex_;      // guards the other members, and the inputs of calls. A thread that holds it waits for nothing
   std::vector<std::shared_ptr<DeferredCall>> waiting_, in_hand_;  // suspended calls wait, too
+  std::vector<std::shared_ptr<DeferredCall>> computed_;           // since the last compute_all()
   int64_t bytes_ = 0;                                             // of the waiting calls
+  bool has_ended_ = false;                                        // the backward
 };
 
 }  // namespace dtensor::internal

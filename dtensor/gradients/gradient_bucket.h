@@ -44,9 +44,11 @@ class DeferredWork {
  public:
   virtual ~DeferredWork() = default;
   virtual void compute_all() = 0;
+  // The backward has ended. Those that still wait, since it failed, are computed as long as they are a .grad.
+  virtual void ended() = 0;
 };
 // Inside backward: the one of this backward, made if there is none; its compute_all() is called before backward()
-// returns.
+// returns, and its ended() then or when the backward has failed.
 std::shared_ptr<DeferredWork> deferred_work(const std::function<std::shared_ptr<DeferredWork>()>& make);
 
 }  // namespace dtensor::internal
