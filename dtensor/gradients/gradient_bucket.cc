@@ -100,7 +100,10 @@ class GradientBucket {
     const c10::AutoGradMode no_grad(false);
     for (const auto& [leaf, gradient] : std::exchange(passed_, {})) {
       if (!leaf.grad().defined()) continue;
-      if (!gradient.expired()) leaf.mutable_grad() = leaf.grad().clone();
+      if (!gradient.expired()) {
+        leaf.mutable_grad() = leaf.grad().clone();
+        meta_without_sync(leaf.grad()).storage->shared = true;  // as on ranks that kept none: writes keep the layout
+      }
       offload_gradient(leaf);
     }
   }

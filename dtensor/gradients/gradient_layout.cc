@@ -95,6 +95,8 @@ class GradientLayoutHook final : public torch::autograd::FunctionPreHook {
   at::Tensor arrived(const at::Tensor& leaf, const at::Tensor& given) const {
     if (given.key_set().has(c10::DispatchKey::Batched)) return given;  // of all rows of is_grads_batched
     const DTensorMeta& meta = meta_without_sync(leaf);
+    // If a hook keeps a copied view, autograd copies it, which would fetch it on the rank of that hook alone.
+    if (is_dtensor(given) && meta_without_sync(given).storage->observer) return arrived(leaf, given.clone());
     if (current_dispatch_scope().delay_gradient_reduction) {
       const bool is_alike = is_dtensor(given) && spec_of(given)->mesh() == meta.spec->mesh();
       if (is_dtensor(leaf.grad()) && is_offloaded(leaf.grad())) leaf.mutable_grad() = load_parts(leaf.grad());
@@ -125,7 +127,7 @@ bool is_ours(const std::unique_ptr<torch::autograd::FunctionPreHook>& hook) {
   return typeid(h) == typeid(GradientLayoutHook);
 }
 
-// Called when autograd has accumulated the gradient of a leaf that is reduced with a LeafGroup.
+// Called when autograd has accumulated the gradient of a leaf.
 class AccumulatedHook final : public torch::autograd::FunctionPostHook {
  public:
   explicit AccumulatedHook(const at::Tensor& leaf) : leaf_(leaf.unsafeGetTensorImpl()) {}
@@ -133,7 +135,11 @@ class AccumulatedHook final : public torch::autograd::FunctionPostHook {
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list&) override {
     const at::Tensor leaf = handle_of(leaf_);
-    if (is_dtensor(leaf) && !current_dispatch_scope().delay_gradient_reduction) note_accumulated(leaf);
+    if (!is_dtensor(leaf)) return outputs;
+    // Where a hook has kept the gradient, .grad is a copy, and elsewhere it shares its memory: writes to either keep
+    // its layout.
+    if (is_dtensor(leaf.grad())) meta_without_sync(leaf.grad()).storage->shared = true;
+    if (!current_dispatch_scope().delay_gradient_reduction) note_accumulated(leaf);
     return outputs;
   }
 
@@ -173,8 +179,11 @@ void keep_gradient_layout(const at::Tensor& leaf) {
   if (sink && std::none_of(sink->pre_hooks().begin(), sink->pre_hooks().end(), is_ours)) {
     sink->add_pre_hook(std::make_unique<GradientLayoutHook>(leaf, /*before_hooks=*/false));
   }
-  const auto follows = [](const auto& hook) { return dynamic_cast<const AccumulatedHook*>(hook.get()) != nullptr; };
-  if (sink && reduced_with(leaf) && std::none_of(sink->post_hooks().begin(), sink->post_hooks().end(), follows)) {
+  const auto follows = [](const auto& hook) {
+    const torch::autograd::FunctionPostHook& h = *hook;
+    return typeid(h) == typeid(AccumulatedHook);
+  };
+  if (sink && std::none_of(sink->post_hooks().begin(), sink->post_hooks().end(), follows)) {
     sink->add_post_hook(std::make_unique<AccumulatedHook>(leaf));
   }
 }
