@@ -147,6 +147,25 @@ RankPieces for_ranks(const std::vector<int64_t>& ranks, RankPieces pieces, const
   return out;
 }
 
+// Parts in the order of dims that the tensor has: views of others would be copies on some ranks, and share memory on
+// others. `work`: null, or what fills in the parts, if not null.
+RankTensors with_strides_of(const RedistributePlan& plan, RankTensors parts, std::shared_ptr<CommWork>* work) {
+  if (work == nullptr || *work == nullptr) return with_strides_of(plan, std::move(parts));
+  const Shape whole = in_own_memory(plan.tensor).strides;
+  RankTensors results = parts;
+  for (at::Tensor& part : results) {
+    const auto strides = dense_in_order_of(whole, Shape(part.sizes().begin(), part.sizes().end()));
+    if (!has_strides(part, strides)) part = at::empty_strided(part.sizes(), strides, part.options());
+  }
+  *work = std::make_shared<CommWork>([begun = std::move(*work), parts, results] {
+    begun->wait();
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (!results[i].is_same(parts[i])) results[i].copy_(parts[i]);
+    }
+  });
+  return results;
+}
+
 }  // namespace
 
 RankTensors run_plan(const RedistributePlan& plan, RankTensors locals, const CommCause& cause) {
@@ -194,9 +213,7 @@ RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors
     const bool may_go_on = !run.step().is_local() && only_local_steps_after(run);
     run_step(run, cause, may_go_on ? &work : nullptr);
   }
-  if (run.done())
-    return wrapped(
-        *plan, work == nullptr ? with_strides_of(*plan, as_tensors(run.take_result())) : as_tensors(run.take_result()));
+  if (run.done()) return wrapped(*plan, with_strides_of(*plan, as_tensors(run.take_result()), &work));
   RankTensors results = wrapped(*plan, as_tensors(run.reserve_result()));
   work = std::make_shared<CommWork>([begun = std::move(work), plan, run = std::move(run)]() mutable {
     begun->wait();
@@ -278,7 +295,7 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
     TORCH_INTERNAL_ASSERT(runs[p].done());
     const RedistributePlan& plan = *batch.plans[p];
     RankTensors result = as_tensors(runs[p].take_result());
-    if (work == nullptr || *work == nullptr) result = with_strides_of(plan, std::move(result));
+    result = with_strides_of(plan, std::move(result), work);
     if (offloaded[p]) result = parts_in_host_memory(result);
     results.push_back(wrapped(plan, std::move(result)));
   }
