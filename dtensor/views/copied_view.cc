@@ -101,6 +101,8 @@ at::Tensor make_view_of(const ViewCall& call, SpecPtr spec, RankTensors locals, 
       above && above->seen.load(kRelaxed) != meta_without_sync(above->base).storage->writes.load(kRelaxed);
   origin->seen = meta.storage->writes.load(kRelaxed) - (call.read || (late && !moved) ? 1 : 0);
   auto storage = std::make_shared<LocalStorage>(spec->mesh().world(), spec->max_local_bytes());
+  // Ranks that share the memory of parts given to from_local() cache nothing, so those that copied them do not either.
+  if (!moved) storage->user_may_write = meta.storage->user_may_write.load(kRelaxed);
   storage->observer = std::move(origin);
   return make_view(std::move(spec), std::move(locals), base, offset, std::move(storage));
 }
