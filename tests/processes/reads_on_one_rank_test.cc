@@ -1,18 +1,11 @@
-// A job of several processes in which one rank reads more than the others: every rank communicates what it does without
-// the reads, and gets the same values.
-//
-// Each program below uses one mechanism that remembers or defers something, and offers tensors to be read at several
-// points. Each reader reads at one point, or at all of them, on one rank alone.
+// One rank reads more than the others: what operators remember, views, lookups, hooks.
+#include "tests/processes/reads_on_one_rank.h"
+
 #include <torch/nn.h>
 #include <torch/optim.h>
 
-#include <functional>
-#include <sstream>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
-#include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/from_local.h"
 #include "dtensor/ghost_width.h"
@@ -20,37 +13,11 @@
 #include "dtensor/redistribute.h"
 #include "dtensor/remembered_layouts.h"
 #include "dtensor/scopes.h"
-#include "observe/comm_debug_mode.h"
-#include "tests/processes/job_world.h"
-#include "tests/testing/catch_torch.h"
-#include "tests/testing/differential.h"
 
 namespace dtensor::testing {
 using namespace internal;
 
 namespace {
-
-using torch::Tensor;
-
-using Read = std::function<void(const Tensor&)>;
-
-// A program: its results, and the points at which it offers a tensor to be read.
-struct Program {
-  const char* name;
-  std::function<std::vector<Tensor>(const DeviceMesh& mesh, const Read& read)> run;
-};
-
-Tensor numbers(std::vector<int64_t> sizes, uint64_t seed) {
-  return torch::randn(sizes, at::detail::createCPUGenerator(seed), torch::TensorOptions(torch::kDouble));
-}
-
-Tensor laid_out(std::vector<int64_t> sizes, uint64_t seed, const DeviceMesh& mesh, Placement p) {
-  return distribute_tensor(numbers(std::move(sizes), seed), mesh, {p});
-}
-
-Tensor parameter(std::vector<int64_t> sizes, uint64_t seed, const DeviceMesh& mesh, Placement p) {
-  return laid_out(std::move(sizes), seed, mesh, p).requires_grad_();
-}
 
 std::vector<Tensor> reduced_sum(const DeviceMesh& mesh, const Read& read) {
   const Tensor x = laid_out({8, 6}, 1, mesh, Shard(0));
@@ -293,102 +260,8 @@ std::vector<Program> programs() {
   };
 }
 
-// Reads parts on this rank; those that are not there are an error that says what brings them.
-void read_parts_of(const Tensor& t) {
-  try {
-    (DTensor(t).local(0) * 2).sum();
-    const torch::NoGradGuard no_grad;
-    to_local(t);
-  } catch (const c10::Error& e) {
-    CHECK_THAT(e.what_without_backtrace(), Catch::Contains("fetch_parts"));
-  }
-}
-
-void print_it(const Tensor& t) {
-  std::ostringstream text;
-  text << DTensor(t);
-  CHECK_FALSE(text.str().empty());
-}
-
-struct Reader {
-  const char* name;
-  std::function<void(const Tensor& t, std::vector<Tensor>& kept)> read;
-};
-
-std::vector<Reader> readers() {
-  return {
-      {"parts", [](const Tensor& t, std::vector<Tensor>&) { read_parts_of(t); }},
-      {"printing", [](const Tensor& t, std::vector<Tensor>&) { print_it(t); }},
-      {"layout and shape",
-       [](const Tensor& t, std::vector<Tensor>&) { CHECK(DTensor(t).local_shape().size() == t.sizes().size()); }},
-      {"in an exception handler",
-       [](const Tensor& t, std::vector<Tensor>&) {
-         try {
-           throw std::runtime_error("a bad batch");
-         } catch (const std::runtime_error&) {
-           read_parts_of(t);
-           print_it(t);
-         }
-       }},
-      {"handles and parts kept",
-       [](const Tensor& t, std::vector<Tensor>& kept) {
-         kept.push_back(t);
-         try {
-           kept.push_back(DTensor(t).local(0));
-         } catch (const c10::Error&) {
-           // Not there: other cases look at the error.
-         }
-       }},
-  };
-}
-
-// What this rank communicated.
-std::vector<std::string> calls_of(const CommDebugMode& comm) {
-  std::vector<std::string> calls;
-  for (const CommEvent& e : comm.events())
-    calls.push_back(std::string(to_string(e.collective)) + " " + std::to_string(e.bytes) + " " + e.cause.op);
-  return calls;
-}
-
-struct Outcome {
-  std::vector<std::string> calls;
-  std::vector<Tensor> values;
-  int points = 0;
-};
-
-Outcome run(const Program& program, const DeviceMesh& mesh, const std::function<void(const Tensor&, int point)>& read) {
-  Outcome outcome;
-  CommDebugMode comm;
-  const auto results = program.run(mesh, [&](const Tensor& t) { read(t, outcome.points++); });
-  outcome.calls = calls_of(comm);
-  for (const Tensor& t : results) outcome.values.push_back(full_tensor(t.detach()));
-  return outcome;
-}
-
 TEST_CASE("reads on one rank change neither communication nor values", "[processes][reads]") {
-  const World& world = job_world();
-  const DeviceMesh mesh(world, {world.size()}, {"dp"});
-  for (const Program& program : programs()) {
-    CAPTURE(program.name);
-    run(program, mesh, [](const Tensor&, int) {});  // what programs remember of layouts is there for both
-    const Outcome without = run(program, mesh, [](const Tensor&, int) {});
-    for (const Reader& reader : readers()) {
-      for (int at = -1; at < without.points; ++at) {  // -1: everywhere
-        const int64_t rank = (at + 1) % world.size();
-        CAPTURE(reader.name, at, rank);
-        std::vector<Tensor> kept;
-        const Outcome with = run(program, mesh, [&](const Tensor& t, int point) {
-          if (world.owned_ranks().front() == rank && (at < 0 || at == point)) reader.read(t, kept);
-        });
-        CHECK(with.calls == without.calls);
-        REQUIRE(with.values.size() == without.values.size());
-        for (size_t i = 0; i < with.values.size(); ++i) {
-          CAPTURE(i);
-          CHECK(torch::equal(with.values[i], without.values[i]));
-        }
-      }
-    }
-  }
+  check_reads(programs());
 }
 
 }  // namespace
