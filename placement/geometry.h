@@ -44,6 +44,7 @@ IndexRanges shard_runs(const IndexRanges& runs, const Placement& placement, int6
 
 }  // namespace internal
 
+// The indices that a rank holds of each dim of a tensor.
 struct LocalLayout {
   c10::SmallVector<IndexRanges, 4> dims;
 

@@ -1,6 +1,7 @@
 #include "dtensor/redistribution/internal/executor.h"
 
 #include <ATen/ops/zeros_like.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -147,20 +148,30 @@ RankPieces for_ranks(const std::vector<int64_t>& ranks, RankPieces pieces, const
   return out;
 }
 
-// Parts in the order of dims that the tensor has: views of others would be copies on some ranks, and share memory on
-// others. `work`: null, or what fills in the parts, if not null.
-RankTensors with_strides_of(const RedistributePlan& plan, RankTensors parts, std::shared_ptr<CommWork>* work) {
-  if (work == nullptr || *work == nullptr) return with_strides_of(plan, std::move(parts));
+// The same for parts that `work`, if not null, fills in: it then also copies them.
+RankTensors with_strides_of(const RedistributePlan& plan, RankTensors parts, std::shared_ptr<CommWork>& work) {
+  if (work == nullptr) return with_strides_of(plan, std::move(parts));
   const Shape whole = in_own_memory(plan.tensor).strides;
+  if (whole == row_major_strides(plan.tensor.sizes)) return parts;
   RankTensors results = parts;
   for (at::Tensor& part : results) {
     const auto strides = dense_in_order_of(whole, Shape(part.sizes().begin(), part.sizes().end()));
-    if (!has_strides(part, strides)) part = at::empty_strided(part.sizes(), strides, part.options());
+    if (has_strides(part, strides)) continue;
+    part = at::empty_strided(part.sizes(), strides, part.options());
+    plan.from.world().memory().touch(2 * static_cast<int64_t>(part.nbytes()));  // both are alive meanwhile
   }
-  *work = std::make_shared<CommWork>([begun = std::move(*work), parts, results] {
+  work = std::make_shared<CommWork>([begun = std::move(work), parts, results] {
     begun->wait();
+    LocalGuard guard;
     for (size_t i = 0; i < parts.size(); ++i) {
-      if (!results[i].is_same(parts[i])) results[i].copy_(parts[i]);
+      if (results[i].is_same(parts[i])) continue;
+      results[i].copy_(parts[i]);
+      if (results[i].is_cpu()) continue;
+      // The stream that waits may be another one than that which has allocated them.
+      const c10::impl::VirtualGuardImpl device(results[i].device().type());
+      for (const at::Tensor& t : {results[i], parts[i]}) {
+        device.recordDataPtrOnStream(t.storage().data_ptr(), device.getStream(t.device()));
+      }
     }
   });
   return results;
@@ -213,7 +224,7 @@ RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors
     const bool may_go_on = !run.step().is_local() && only_local_steps_after(run);
     run_step(run, cause, may_go_on ? &work : nullptr);
   }
-  if (run.done()) return wrapped(*plan, with_strides_of(*plan, as_tensors(run.take_result()), &work));
+  if (run.done()) return wrapped(*plan, with_strides_of(*plan, as_tensors(run.take_result()), work));
   RankTensors results = wrapped(*plan, as_tensors(run.reserve_result()));
   work = std::make_shared<CommWork>([begun = std::move(work), plan, run = std::move(run)]() mutable {
     begun->wait();
@@ -295,7 +306,8 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
     TORCH_INTERNAL_ASSERT(runs[p].done());
     const RedistributePlan& plan = *batch.plans[p];
     RankTensors result = as_tensors(runs[p].take_result());
-    result = with_strides_of(plan, std::move(result), work);
+    result =
+        work == nullptr ? with_strides_of(plan, std::move(result)) : with_strides_of(plan, std::move(result), *work);
     if (offloaded[p]) result = parts_in_host_memory(result);
     results.push_back(wrapped(plan, std::move(result)));
   }

@@ -12,7 +12,28 @@
 
 using namespace dtensor;
 
+// The library leaves these names to programs.
+struct Part {
+  int rows = 1;
+};
+struct Run {
+  Part part;
+};
+struct Group {
+  Run run;
+};
+struct Block {
+  Group group;
+};
+struct Window {
+  Block block;
+};
+struct Problem {
+  Window window;
+};
+
 int main() {
+  if (Problem().window.block.group.run.part.rows != 1) return 1;
   const DeviceMesh mesh(World::local(4), {2, 2}, {"dp", "tp"});
   torch::nn::Linear model(8, 4);
   torch::nn::Linear plain(8, 4);
