@@ -42,7 +42,7 @@ struct GradientBucketOptions {
   // These parameters fill buckets of up to max_bytes in this order, and each bucket is reduced when the last of its
   // gradients has arrived, or at the end of the backward if some parameter got none: where buckets end then does not
   // depend on the graph. Other parameters join a bucket as their gradients arrive, and so do all by default. Parameters
-  // of a fully_shard() group stay in that.
+  // of a fully_shard() group stay in that. A parameter that the program drops leaves its bucket: drop it on all ranks.
   std::vector<at::Tensor> order = {};
 };
 
