@@ -1,4 +1,5 @@
-// Reduces gradients to the layouts of their leaves, many in one collective, in the dtype chosen for that.
+// Reduces gradients to the layouts of their leaves, many in one collective, in the dtype chosen for that. Called when a
+// bucket is full (gradient_bucket.h).
 //
 // Errors name the leaves, the operation and this process's rank, besides what the collective says.
 #pragma once

@@ -28,7 +28,7 @@ struct RedistributePlan;  // plan/redistribute_plan.h
 
 namespace dtensor::internal {
 
-struct GhostRegion;  // cached_facts.h
+struct GhostRegion;  // ghost_region.h
 
 // A tensor as a range of the memory that it shares with its views.
 struct MemoryRange {

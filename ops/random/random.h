@@ -4,7 +4,7 @@
 // counts), and the element at row-major place g of the global tensor gets the value that Philox gives for (key, g).
 // Replicas agree, shards never repeat each other, and the same seed gives the same tensor on every mesh and in every
 // layout, a mesh of one rank included. Every process must have seeded its generator alike. An abstract world draws
-// nothing.
+// nothing. Implemented in random_fill.cc; the operators are in random.cc.
 #pragma once
 
 #include <ATen/core/Generator.h>

@@ -1,4 +1,5 @@
-// The philox kernel for a rank's part, on the part's device.
+// The philox kernel for a rank's part, on the part's device. random_fill.cc makes the offsets: the global places of the
+// part's elements.
 #pragma once
 
 #include <ATen/core/Tensor.h>

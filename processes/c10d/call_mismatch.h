@@ -1,4 +1,5 @@
-// Detects that ranks do not call the same collectives, before they exchange mismatched data.
+// Detects that ranks do not call the same collectives, before they exchange mismatched data: compares calls, and makes
+// the error. call_comparison.h decides when.
 //
 // DTENSOR_DEBUG=detail: before each collective the ranks of its group compare their calls. info (the default): on CPU
 // they compare them with the first messages of each collective (first_messages.h); on GPUs a running hash of all calls,
