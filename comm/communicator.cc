@@ -69,8 +69,8 @@ uint64_t report_wait(std::shared_ptr<CommWork>& work) {
   return begun;
 }
 
-template <typename Received, typename IndexRange>
-auto reported(CallRecorder* recorder, CommView view, Received received, IndexRange run) {
+template <typename Received, typename Fn>
+auto reported(CallRecorder* recorder, CommView view, Received received, Fn run) {
   const Listeners listeners;
   const bool backward = in_backward();
   const std::shared_ptr<CallRecord> record =

@@ -181,15 +181,16 @@ class Verifier {
     if (call_.tensors().empty()) return;
     const DeviceMesh mesh = mesh_of({2});
     std::vector<Layouts> offered;
-    try {
-      offered = strategies_given(Replicate(), rule, mesh);
-      for (const ReduceOp op : {ReduceOp::kAvg, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct}) {
-        for (Layouts& inputs : strategies_given(Partial(op), rule, mesh)) {
+    const Placement kinds[] = {Replicate(), Partial(ReduceOp::kAvg), Partial(ReduceOp::kMax), Partial(ReduceOp::kMin),
+                               Partial(ReduceOp::kProduct)};
+    for (const Placement& given : kinds) {
+      try {
+        for (Layouts& inputs : strategies_given(given, rule, mesh)) {
           if (!absl::c_linear_search(offered, inputs)) offered.push_back(std::move(inputs));
         }
+      } catch (const c10::Error&) {
+        continue;  // calls whose handlers convert them first
       }
-    } catch (const c10::Error&) {
-      return;  // calls whose handlers convert them first
     }
     for (const auto& inputs : offered) {
       if (inputs.size() != call_.tensors().size()) return;

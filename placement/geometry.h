@@ -20,7 +20,7 @@
 
 namespace dtensor {
 
-// Indices [begin, begin + size) of one dim of the global tensor.
+// A run: the indices [begin, begin + size) of one dim of the global tensor.
 struct IndexRange {
   int64_t begin = 0;
   int64_t size = 0;

@@ -110,7 +110,7 @@ class Pricer {
     bool scaled = false;        // one is whole, and no plain number
     bool multiplied = false;    // one is whole, and has several elements
     bool are_numbers = true;    // all have one element
-    bool extreme = false;       // the only one is a Partial minimum or maximum
+    bool extreme = false;       // the last one is a Partial minimum or maximum; read if there is only one
     int64_t elements = 0;       // of the largest that was Partial and stays so
     Picoseconds reduction = 0;  // to reduce those that were Partial and stay so
   };

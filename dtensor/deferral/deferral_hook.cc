@@ -35,7 +35,7 @@ struct DeferredTicket {
   std::shared_ptr<DeferredCall> call;
   void operator()(CommWork* work) {
     delete work;
-    call = nullptr;  // which refers weakly to the work, and so keeps this
+    call = nullptr;  // its weak pointer to the work keeps this deleter
     calls = nullptr;
   }
 };
@@ -133,9 +133,9 @@ class DeferralHook final : public CallHook {
       const auto options = at::TensorOptions(spec->dtype()).device(mesh.world().device(mesh.local_ranks()[r]));
       parts.push_back(without_memory(spec->local_shape(static_cast<int64_t>(r)), spec->strides(), options));
     }
-    auto deferred = std::make_shared<DeferredCall>(
-        DeferredCall{call.info, call.in, call.args.vec(), call.decision, call.run, parts,
-                     DeferredCall::WeakTensor(call.leaf.getIntrusivePtr()), bytes_of(call.in, *call.decision)});
+    auto deferred =
+        std::make_shared<DeferredCall>(DeferredCall{call.info, call.in, call.args.vec(), call.decision, call.run, parts,
+                                                    call.leaf, bytes_of(call.in, *call.decision)});
     if (const StepDecider* decider = current_dispatch_scope().step_decider) {
       deferred->recording = decider->recording();
       deferred->charged = decider->charged();

@@ -96,17 +96,10 @@ void DeferredCall::end(std::exception_ptr why_not) {
   in = {};
   args.clear();
   run = nullptr;
+  leaf.reset();
   if (!computed) return;
   parts.clear();
   watching = nullptr;
-}
-
-bool DeferredCall::is_gradient() const {
-  const auto of_leaf = leaf.lock();
-  const auto of_result = work.lock();
-  if (!of_leaf || !of_result) return false;
-  const at::Tensor grad = at::Tensor::wrap_tensor_impl(of_leaf).grad();
-  return is_dtensor(grad) && meta_without_sync(grad).arriving == of_result;
 }
 
 std::shared_ptr<DeferredGradients> DeferredGradients::of_backward() {
@@ -204,27 +197,28 @@ void DeferredGradients::compute_all() {
   }
 }
 
-void DeferredGradients::ended() {
-  std::lock_guard lock(mutex_);
-  has_ended_ = true;
-}
-
-void DeferredGradients::give_up_others() {
-  std::lock_guard lock(mutex_);
-  if (!has_ended_) return;
-  std::exception_ptr error;
-  try {
-    TORCH_CHECK(false, "this gradient was deferred until the end of its backward(), which has failed");
-  } catch (...) {
-    error = std::current_exception();
+void DeferredGradients::undo_all() {
+  std::vector<std::shared_ptr<DeferredCall>> undone;
+  std::vector<Inputs> inputs;  // released without a lock
+  std::lock_guard computing(computing_);
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& call : std::exchange(waiting_, {})) {
+      if (!call->held_back) bytes_ -= call->bytes;
+      (call->held_back ? waiting_ : undone).push_back(std::move(call));
+    }
   }
-  const auto is_kept = [](const auto& call) { return call->held_back || call->is_gradient(); };
-  const auto given_up = std::stable_partition(waiting_.begin(), waiting_.end(), is_kept);
-  for (auto it = given_up; it != waiting_.end(); ++it) {
-    bytes_ -= (*it)->bytes;
-    (*it)->end(error);
+  for (const auto& call : undone) {
+    const auto work = call->work.lock();
+    at::Tensor& grad = call->leaf.mutable_grad();
+    if (is_dtensor(grad) && meta_without_sync(grad).arriving == work) grad = at::Tensor();
+    inputs.push_back(std::move(call->in));
+    call->end(std::make_exception_ptr(
+        c10::ValueError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                        c10::str(call->info.name,
+                                 ": this gradient was deferred until the end of a backward() that has failed: it was "
+                                 "not computed. Call zero_grad(), and backward() again."))));
   }
-  waiting_.erase(given_up, waiting_.end());
 }
 
 bool DeferredGradients::suspend(DeferredCall& call) {
@@ -257,7 +251,6 @@ void DeferredGradients::drop(DeferredCall& call) {
 }
 
 bool DeferredGradients::compute_waiting() {
-  give_up_others();
   std::vector<std::shared_ptr<DeferredCall>> calls;
   {
     std::lock_guard lock(mutex_);

@@ -32,8 +32,7 @@ struct DeferredCall {
   std::shared_ptr<const Decision> decision;
   decltype(CallHook::GradientCall::run) run;
   RankTensors parts;  // of its result, without memory until computed
-  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  WeakTensor leaf;    // which gets it
+  at::Tensor leaf;    // which gets it; undefined once the call has ended, since its .grad keeps the call
   int64_t bytes = 0;  // bytes it holds and gathers
   // In a recorded step: which recording, and which call.
   uint64_t recording = 0;
@@ -42,9 +41,6 @@ struct DeferredCall {
   bool held_back = false;              // its result is being overwritten
   std::exception_ptr error = nullptr;  // why it was not computed
   std::weak_ptr<CommWork> work = {};   // fills in `parts`
-
-  // Whether the result is the leaf's .grad.
-  bool is_gradient() const;
 
   // Until the call is computed, writes are watched.
   struct Watching {
@@ -79,7 +75,7 @@ class DeferredGradients final : public DeferredWork {
   // Computes all waiting calls, and `call` unless it was computed before.
   void compute(const DeferredCall& call);
   void compute_all() override;
-  void ended() override;
+  void undo_all() override;
   // Suspends a call whose result is about to be overwritten, and is zeros from now on: it is not computed meanwhile,
   // and its result is read as it is. False: it was computed before.
   bool suspend(DeferredCall& call);
@@ -94,16 +90,12 @@ class DeferredGradients final : public DeferredWork {
   void copy_inputs(const ReadsMemory& reads);
   // Computes the waiting calls of one world. False: none waits. REQUIRES: computing_ is locked.
   bool compute_waiting();
-  // After a failed backward: ends waiting calls that are no .grad. Handles that hooks have kept, on one rank alone,
-  // would else have them computed there.
-  void give_up_others();
 
   std::mutex computing_;  // held while calls are computed, or their inputs replaced; locked before mutex_
   std::mutex mutex_;      // guards the other members, and the inputs of calls. A thread that holds it waits for nothing
   std::vector<std::shared_ptr<DeferredCall>> waiting_, in_hand_;  // suspended calls wait, too
   std::vector<std::shared_ptr<DeferredCall>> computed_;           // since the last compute_all()
   int64_t bytes_ = 0;                                             // of the waiting calls
-  bool has_ended_ = false;                                        // the backward
 };
 
 }  // namespace dtensor::internal

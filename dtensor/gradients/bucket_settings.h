@@ -22,7 +22,7 @@ struct BucketSettings {
   bool overlap = false;
 };
 
-// An attachment of worlds.
+// What a world keeps of its last set_gradient_buckets(): World::attachment<GradientBuckets>().
 struct GradientBuckets {
   std::mutex mutex;
   BucketSettings settings;                               // guarded by mutex

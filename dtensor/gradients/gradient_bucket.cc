@@ -87,7 +87,7 @@ class GradientBucket {
   // Restores the gradients in the bucket to their state before this backward; one that was Partial already may keep
   // additions. Communicates nothing.
   void undo_all() {
-    if (late) late->ended();
+    if (late) late->undo_all();
     undo(std::exchange(waiting_, {}));
     for (OfGroup& g : groups_) undo(std::exchange(g.waiting, {}));
     for (const WaitingGradients& w : std::exchange(under_way_, {})) undo(w);

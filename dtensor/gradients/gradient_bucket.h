@@ -44,11 +44,12 @@ class DeferredWork {
  public:
   virtual ~DeferredWork() = default;
   virtual void compute_all() = 0;
-  // The backward has ended. Those that still wait, since it failed, are computed as long as they are a .grad.
-  virtual void ended() = 0;
+  // The backward has failed: what still waits is not computed, and a .grad among it becomes undefined, as it was
+  // before.
+  virtual void undo_all() = 0;
 };
 // Inside backward: the one of this backward, made if there is none; its compute_all() is called before backward()
-// returns, and its ended() then or when the backward has failed.
+// returns, and its undo_all() when the backward has ended or failed.
 std::shared_ptr<DeferredWork> deferred_work(const std::function<std::shared_ptr<DeferredWork>()>& make);
 
 }  // namespace dtensor::internal

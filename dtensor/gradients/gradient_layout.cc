@@ -22,6 +22,7 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/offload_parts.h"
 #include "dtensor/tensor/representation.h"
+#include "dtensor/views/copied_view.h"
 
 namespace dtensor::internal {
 namespace {
@@ -95,8 +96,11 @@ class GradientLayoutHook final : public torch::autograd::FunctionPreHook {
   at::Tensor arrived(const at::Tensor& leaf, const at::Tensor& given) const {
     if (given.key_set().has(c10::DispatchKey::Batched)) return given;  // of all rows of is_grads_batched
     const DTensorMeta& meta = meta_without_sync(leaf);
-    // If a hook keeps a copied view, autograd copies it, which would fetch it on the rank of that hook alone.
-    if (is_dtensor(given) && meta_without_sync(given).storage->observer) return arrived(leaf, given.clone());
+    // If a hook keeps a gradient, autograd copies it on the rank of that hook alone. That would fetch a copied view
+    // there, and cache layouts of memory that caches nothing elsewhere.
+    if (is_dtensor(given) && (is_moved_view(given) || meta_without_sync(given).storage->user_may_write)) {
+      return arrived(leaf, given.clone());
+    }
     if (current_dispatch_scope().delay_gradient_reduction) {
       const bool is_alike = is_dtensor(given) && spec_of(given)->mesh() == meta.spec->mesh();
       if (is_dtensor(leaf.grad()) && is_offloaded(leaf.grad())) leaf.mutable_grad() = load_parts(leaf.grad());

@@ -34,11 +34,7 @@ bool open_gradient(const at::Tensor& grad, const Placements& placements) {
   if (!is_dtensor(grad) || grad.requires_grad()) return false;
   const DTensorMeta& meta = meta_without_sync(grad);
   if (meta.spec->placements() == placements) return true;
-  const std::vector<ViewOrigin*> origins = origins_of(grad);
-  // Copies of a local view operator may exist on some ranks only.
-  const bool moved =
-      std::any_of(origins.begin(), origins.end(), [](const ViewOrigin* origin) { return origin->moved; });
-  if (moved || std::any_of(placements.begin(), placements.end(), is_masked)) return false;
+  if (is_moved_view(grad) || std::any_of(placements.begin(), placements.end(), is_masked)) return false;
   const auto plan = cached_plan_within(meta.spec, placements, current_dispatch_scope().hints.limits);
   if (!plan || !plan->is_local()) return false;
   const at::Tensor addends = redistribute_below_autograd(grad, placements, {});

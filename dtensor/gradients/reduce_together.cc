@@ -58,8 +58,8 @@ std::string context_of(const std::vector<at::Tensor>& leaves, const std::string&
   return absl::StrCat(text, ", for ", op);
 }
 
-template <typename IndexRange>
-auto with_context(const std::string& context, const IndexRange& run) {
+template <typename Fn>
+auto with_context(const std::string& context, const Fn& run) {
   try {
     return run();
   } catch (c10::Error& e) {

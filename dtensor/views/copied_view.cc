@@ -1,5 +1,6 @@
 #include "dtensor/views/copied_view.h"
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -128,6 +129,11 @@ std::vector<ViewOrigin*> origins_of(const at::Tensor& t) {
        origin = origin_of(*meta_without_sync(origin->base).storage))
     origins.push_back(origin);
   return origins;
+}
+
+bool is_moved_view(const at::Tensor& t) {
+  const std::vector<ViewOrigin*> origins = origins_of(t);
+  return std::any_of(origins.begin(), origins.end(), [](const ViewOrigin* origin) { return origin->moved; });
 }
 
 // Views that a local operator copied on some ranks only are read again from the rank's own part.

@@ -54,5 +54,8 @@ struct ViewOrigin final : StorageObserver {
 inline ViewOrigin* origin_of(const LocalStorage& storage) { return static_cast<ViewOrigin*>(storage.observer.get()); }
 // Those of `t`, of its base, of the base of that, and so on.
 std::vector<ViewOrigin*> origins_of(const at::Tensor& t);
+// Whether parts moved for the view `t`, or for one that it is a view of: alike on all ranks, while copies that a local
+// operator made exist on some only.
+bool is_moved_view(const at::Tensor& t);
 
 }  // namespace dtensor::internal

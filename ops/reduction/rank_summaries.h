@@ -2,8 +2,8 @@
 // one number per rank, but far less than the elements.
 //
 //   // Each rank's largest element; then the largest of these is the largest of all.
-//   const auto maxima = gather_summaries(t, {.dims = {1}, .count = [](const Part& p) { return p.empty() ? 0 : 1; },
-//   ...});
+//   const auto maxima = gather_summaries(t, {.dims = {1}, .count = [](const LocalLayout& p) {
+//     return p.empty() ? 0 : 1; }, ...});
 #pragma once
 
 #include <ATen/core/Tensor.h>

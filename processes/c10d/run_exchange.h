@@ -11,7 +11,7 @@ namespace dtensor::internal {
 
 // One alltoall_base of packed bytes; `then` is what is to be done with what has come, before the results are read. Does
 // not wait where call.is_async(). Where call.fingerprint is set, the ranks compare it and their numbers of bytes before
-// (first_messages.h); small parts travel with it, large ones in a second alltoall_base.
+// (first_messages.h); small parts are in these messages, large ones in a second alltoall_base.
 void run_exchange(
     const LinkCall& call, absl::Span<const Message> messages, const RankPieces& inputs, const RankPieces& outputs,
     std::function<void()> then = [] {});

@@ -341,8 +341,8 @@ struct Allocations : c10::MemoryReportingInfoBase {
 };
 
 // The peak of a call's allocations.
-template <typename IndexRange>
-int64_t peak_of(IndexRange run) {
+template <typename Fn>
+int64_t peak_of(Fn run) {
   const auto allocations = std::make_shared<Allocations>();
   c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, allocations);
   run();

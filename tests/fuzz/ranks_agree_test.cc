@@ -53,8 +53,8 @@ class OneRank {
 
   // The collectives of `part`, one per line; nullopt if it raised an error, as kernels may on numbers that no peer
   // sent.
-  template <typename LocalLayout>
-  std::optional<std::string> calls_of(const LocalLayout& part) {
+  template <typename Piece>
+  std::optional<std::string> calls_of(const Piece& part) {
     const Interception numbers([this](const c10::OperatorHandle& op, const torch::jit::Stack& arguments) -> AfterCall {
       if (shapes_depend_on_values(op, arguments)) has_shapes_of_values_ = true;
       if (op.schema().name() == "aten::diagonal") has_diagonal_ = true;
@@ -110,8 +110,8 @@ class AllRanks {
 
   // Runs a part of the program on every rank. Returns false if the rest cannot be compared: a rank raised an error, or
   // read a number that another one did not, for want of what their peers would send.
-  template <typename LocalLayout>
-  bool run(const LocalLayout& part) {
+  template <typename Piece>
+  bool run(const Piece& part) {
     std::vector<std::optional<std::string>> calls;
     for (OneRank& rank : ranks_) calls.push_back(rank.calls_of(part));
     if (std::count(calls.begin(), calls.end(), std::nullopt) > 0) return false;

@@ -30,8 +30,8 @@ at::Tensor values() { return at::arange(16, at::kFloat).reshape({8, 2}); }
 at::Tensor sharded() { return distribute_tensor(values(), mesh(), {Shard(0), Replicate()}); }
 
 // What `run` throws, without the backtrace; "" if nothing.
-template <typename IndexRange>
-std::string error_of(IndexRange run) {
+template <typename Fn>
+std::string error_of(Fn run) {
   try {
     run();
   } catch (const c10::Error& e) {

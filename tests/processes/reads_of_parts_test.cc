@@ -107,6 +107,18 @@ std::vector<Tensor> gradients_in_turned_parts(const DeviceMesh& mesh, const Read
   return {w.grad()};
 }
 
+std::vector<Tensor> gradients_given_in_turned_parts(const DeviceMesh& mesh, const Read& read) {
+  const Tensor w = parameter({21, 21}, 150, mesh, Shard(0));
+  w.register_hook([&](const Tensor& g) { read(g); });
+  w.view({7, 3, 21}).backward(from_turned_parts(mesh, 151));
+  std::vector<Tensor> results;
+  for (int i = 0; i < 2; ++i) {
+    results.push_back(w.grad().matrix_exp());
+    read(w.grad());
+  }
+  return results;
+}
+
 std::vector<Tensor> stencil_of_turned_parts(const DeviceMesh& mesh, const Read& read) {
   const Tensor x = from_turned_parts(mesh, 130);
   const Tensor u = x.view({21, 21});
@@ -232,6 +244,7 @@ std::vector<Program> programs_of_parts() {
       {"an arriving sum with other strides", arriving_sum_with_other_strides},
       {"views of turned parts", views_of_turned_parts},
       {"gradients in turned parts", gradients_in_turned_parts},
+      {"gradients given in turned parts", gradients_given_in_turned_parts},
       {"a stencil of turned parts", stencil_of_turned_parts},
       {"lists with turned parts", lists_with_turned_parts},
       {"packed sequences", packed_sequences},

@@ -138,8 +138,9 @@ inline void check_reads(const Program& program, const DeviceMesh& mesh) {
   const Outcome without = run(program, mesh, [](const Tensor&, int) {});
   const int points = without.points > kMaxPointsAlone ? 0 : without.points;
   for (const Reader& reader : readers()) {
-    for (int at = -1; at < points; ++at) {  // -1: everywhere
-      const int64_t rank = (at + 2) % mesh.size();
+    // Everywhere on one rank, and on the last one, whose parts may be the smallest; then at each point alone.
+    for (int at = -2; at < points; ++at) {
+      const int64_t rank = at == -2 ? mesh.size() - 1 : (at + 2) % mesh.size();
       CAPTURE(reader.name, at, rank);
       std::vector<Tensor> kept;
       const Outcome with = run(program, mesh, [&](const Tensor& t, int point) {

@@ -191,9 +191,9 @@ class FaultyCommunicator final : public Communicator {
   }
 
   // For calls that move blocks, with or without a reduction.
-  template <typename IndexRange>
+  template <typename Fn>
   void move(const CommCall& call, absl::Span<const Message> messages, const RankPieces& inputs,
-            const RankPieces& outputs, IndexRange run) {
+            const RankPieces& outputs, Fn run) {
     RankPieces from(1), to(1);
     const auto first = [&]() -> const at::Tensor& { return from[0].empty() ? to[0].at(0) : from[0][0]; };
     switch (fires()) {

@@ -46,7 +46,7 @@ void check_local(const OpInfo& info, const Spec& spec, const at::Tensor& local, 
               ". The rule of this operator is wrong.");
 }
 
-// By the first local rank.
+// Those of the first local rank.
 int64_t num_elements_to_read(const LocalCalls& calls) {
   int64_t num = 0;
   if (calls.info.one_rank_at_a_time) return num;

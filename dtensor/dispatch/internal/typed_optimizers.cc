@@ -135,7 +135,7 @@ BorrowedTensors parts_of(const List& list, const std::vector<size_t>& numbers, s
   return parts;
 }
 
-// By the first local rank.
+// Those of the first local rank.
 int64_t num_elements_to_read(const Lists& lists) {
   int64_t num = 0;
   for (const List& list : lists) {

@@ -78,8 +78,8 @@ bool travels_from_host(const RedistributePlan& plan, const RankTensors& locals) 
 }
 
 // Parts in host memory travel from the GPUs, and what arrives comes back to host memory.
-template <typename IndexRange>
-RankTensors by_gpus(const RedistributePlan& plan, RankTensors locals, const IndexRange& run) {
+template <typename Fn>
+RankTensors by_gpus(const RedistributePlan& plan, RankTensors locals, const Fn& run) {
   if (!travels_from_host(plan, locals)) return run(std::move(locals));
   return parts_in_host_memory(run(parts_on_gpus(plan.from.world(), locals, owned_ranks(plan.from))));
 }
@@ -96,17 +96,53 @@ std::vector<bool> load_offloaded(const BatchPlan& batch, std::vector<RankTensors
   return offloaded;
 }
 
-// Backends reduce into row-major memory: gives the results the strides of the plan's tensor.
-RankTensors with_strides_of(const RedistributePlan& plan, RankTensors locals) {
+// Parts that a collective under way fills in, and what they are copied to then.
+struct LateCopies {
+  RankTensors from, to;
+};
+
+// Backends reduce into row-major memory: gives the results the strides of the plan's tensor. With `late`, the results
+// are still to come, and it lists their copies.
+RankTensors with_strides_of(const RedistributePlan& plan, RankTensors locals, LateCopies* late = nullptr) {
   const Shape whole = in_own_memory(plan.tensor).strides;
   if (whole == row_major_strides(plan.tensor.sizes) || changes_nothing(plan)) return locals;
   for (at::Tensor& local : locals) {
     const auto strides = dense_in_order_of(whole, Shape(local.sizes().begin(), local.sizes().end()));
     if (has_strides(local, strides)) continue;
+    if (late != nullptr && !plan.steps.empty()) {
+      late->from.push_back(local);
+      local = at::empty_strided(local.sizes(), strides, local.options());
+      late->to.push_back(local);
+      continue;
+    }
     ensure_strides(local, strides);
     plan.from.world().memory().touch(2 * static_cast<int64_t>(local.nbytes()));  // both are alive meanwhile
   }
   return locals;
+}
+
+// Lets the current stream of the device keep the memory until it has used it: it may not be the one that allocated it.
+void record_use(const at::Tensor& t) {
+  if (t.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl device(t.device().type());
+  device.recordDataPtrOnStream(t.storage().data_ptr(), device.getStream(t.device()));
+}
+
+// Lets `work` make the copies, too. All of them are alive until then.
+void copy_after(std::shared_ptr<CommWork>& work, LateCopies copies, const World& world) {
+  if (copies.to.empty()) return;
+  int64_t bytes = 0;
+  for (const at::Tensor& t : copies.to) bytes += 2 * static_cast<int64_t>(t.nbytes());
+  world.memory().touch(bytes);
+  work = std::make_shared<CommWork>([begun = std::move(work), copies = std::move(copies)] {
+    begun->wait();
+    LocalGuard guard;
+    for (size_t i = 0; i < copies.to.size(); ++i) {
+      copies.to[i].copy_(copies.from[i]);
+      record_use(copies.to[i]);
+      record_use(copies.from[i]);
+    }
+  });
 }
 
 RankTensors wrapped(const RedistributePlan& plan, RankTensors locals) {
@@ -146,35 +182,6 @@ RankPieces for_ranks(const std::vector<int64_t>& ranks, RankPieces pieces, const
     if (const int64_t slot = slots[wanted[i]]; slot >= 0) out[i] = std::move(pieces[slot]);
   }
   return out;
-}
-
-// The same for parts that `work`, if not null, fills in: it then also copies them.
-RankTensors with_strides_of(const RedistributePlan& plan, RankTensors parts, std::shared_ptr<CommWork>& work) {
-  if (work == nullptr) return with_strides_of(plan, std::move(parts));
-  const Shape whole = in_own_memory(plan.tensor).strides;
-  if (whole == row_major_strides(plan.tensor.sizes)) return parts;
-  RankTensors results = parts;
-  for (at::Tensor& part : results) {
-    const auto strides = dense_in_order_of(whole, Shape(part.sizes().begin(), part.sizes().end()));
-    if (has_strides(part, strides)) continue;
-    part = at::empty_strided(part.sizes(), strides, part.options());
-    plan.from.world().memory().touch(2 * static_cast<int64_t>(part.nbytes()));  // both are alive meanwhile
-  }
-  work = std::make_shared<CommWork>([begun = std::move(work), parts, results] {
-    begun->wait();
-    LocalGuard guard;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      if (results[i].is_same(parts[i])) continue;
-      results[i].copy_(parts[i]);
-      if (results[i].is_cpu()) continue;
-      // The stream that waits may be another one than that which has allocated them.
-      const c10::impl::VirtualGuardImpl device(results[i].device().type());
-      for (const at::Tensor& t : {results[i], parts[i]}) {
-        device.recordDataPtrOnStream(t.storage().data_ptr(), device.getStream(t.device()));
-      }
-    }
-  });
-  return results;
 }
 
 }  // namespace
@@ -224,7 +231,12 @@ RankTensors begin_plan(std::shared_ptr<const RedistributePlan> plan, RankTensors
     const bool may_go_on = !run.step().is_local() && only_local_steps_after(run);
     run_step(run, cause, may_go_on ? &work : nullptr);
   }
-  if (run.done()) return wrapped(*plan, with_strides_of(*plan, as_tensors(run.take_result()), work));
+  if (run.done()) {
+    LateCopies late;
+    RankTensors results = with_strides_of(*plan, as_tensors(run.take_result()), work ? &late : nullptr);
+    copy_after(work, std::move(late), plan->from.world());
+    return wrapped(*plan, std::move(results));
+  }
   RankTensors results = wrapped(*plan, as_tensors(run.reserve_result()));
   work = std::make_shared<CommWork>([begun = std::move(work), plan, run = std::move(run)]() mutable {
     begun->wait();
@@ -263,9 +275,8 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
   if (std::count(offloaded.begin(), offloaded.end(), true) > 0) work = nullptr;
   std::vector<PlanRun> runs;
   for (size_t p = 0; p < locals.size(); ++p) {
-    const RedistributePlan& plan = *batch.plans[p];
-    ForbidWholeGather::check(plan, cause);
-    runs.emplace_back(plan, as_pieces(std::move(locals[p])));
+    ForbidWholeGather::check(*batch.plans[p], cause);
+    runs.emplace_back(*batch.plans[p], as_pieces(std::move(locals[p])));
   }
   if (!std::all_of(runs.begin(), runs.end(), is_one_collective_or_local)) work = nullptr;
   std::vector<std::shared_ptr<CommWork>> begun;  // of the rounds
@@ -301,16 +312,17 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
   }
   if (!begun.empty()) *work = wait_for_all(std::move(begun));
   std::vector<RankTensors> results;
+  LateCopies late;
   for (size_t p = 0; p < runs.size(); ++p) {
     run_local_steps(runs[p]);
     TORCH_INTERNAL_ASSERT(runs[p].done());
     const RedistributePlan& plan = *batch.plans[p];
     RankTensors result = as_tensors(runs[p].take_result());
-    result =
-        work == nullptr ? with_strides_of(plan, std::move(result)) : with_strides_of(plan, std::move(result), *work);
+    result = with_strides_of(plan, std::move(result), work != nullptr && *work ? &late : nullptr);
     if (offloaded[p]) result = parts_in_host_memory(result);
     results.push_back(wrapped(plan, std::move(result)));
   }
+  if (!late.to.empty()) copy_after(*work, std::move(late), batch.plans[0]->from.world());
   return results;
 }
 
