@@ -313,10 +313,12 @@ struct Shared {
     (y * y).sum().backward();
   }
   void run(const Then& then) { run(table, ids, x, then); }
-  void fail() {
-    CHECK_THROWS_WITH(run([](const Tensor&) { throw std::runtime_error("no further"); }),
-                      Catch::Contains("no further"));
-    REQUIRE(table.grad().defined());
+  // Calls `body` in a backward, when the table's gradient is deferred.
+  void while_deferred(const std::function<void()>& body) {
+    run([&](const Tensor&) {
+      REQUIRE(table.grad().defined());
+      body();
+    });
   }
   bool is_right() const { return same(table.grad(), table0.grad()); }
 };
@@ -348,47 +350,62 @@ TEST_CASE("deferred gradients: a write in a nested backward is respected") {
   CHECK(same(s.x.grad(), s.x0.grad()));
 }
 
-TEST_CASE("deferred gradients: a write after a failed backward is respected") {
+TEST_CASE("deferred gradients: a write in backward is respected") {
   Shared s;
-  s.fail();
-  SECTION("written to the inputs") { s.ids.copy_(torch::zeros_like(s.ids)); }
-  SECTION("by a load") {
-    const testing::TempFolder folder;
-    const auto load_zeros = [&](Tensor into) {
-      SECTION("of a tensor") {
-        save(torch::zeros_like(s.ids0), folder / "zeros.pt");
-        load(into, folder / "zeros.pt");
-      }
-      SECTION("of a checkpoint") {
-        CheckpointContents contents{.tensors = {{"ids", torch::zeros_like(s.ids0)}}, .random_state = false};
-        save_checkpoint(folder / "checkpoint", contents);
-        contents.tensors["ids"] = into;
-        load_checkpoint(folder / "checkpoint", contents);
-      }
-    };
-    SECTION("to the input itself") { load_zeros(s.ids); }
-    SECTION("to a view of the input") { load_zeros(s.ids.slice(0, 0, 8)); }
-    CHECK(full_tensor(s.ids).eq(0).all().item<bool>());
-  }
-  SECTION("by another thread, to a view of the input") {
-    std::thread([&] { s.ids.slice(0, 1, 7).zero_(); }).join();
-  }
-  SECTION("written to the gradient") {
-    s.table.grad().mul_(2);
-    s.table0.mutable_grad() = s.table0.grad() * 2;
-  }
+  s.while_deferred([&] {
+    SECTION("written to the inputs") { s.ids.copy_(torch::zeros_like(s.ids)); }
+    SECTION("by a load") {
+      const testing::TempFolder folder;
+      const auto load_zeros = [&](Tensor into) {
+        SECTION("of a tensor") {
+          save(torch::zeros_like(s.ids0), folder / "zeros.pt");
+          load(into, folder / "zeros.pt");
+        }
+        SECTION("of a checkpoint") {
+          CheckpointContents contents{.tensors = {{"ids", torch::zeros_like(s.ids0)}}, .random_state = false};
+          save_checkpoint(folder / "checkpoint", contents);
+          contents.tensors["ids"] = into;
+          load_checkpoint(folder / "checkpoint", contents);
+        }
+      };
+      SECTION("to the input itself") { load_zeros(s.ids); }
+      SECTION("to a view of the input") { load_zeros(s.ids.slice(0, 0, 8)); }
+      CHECK(full_tensor(s.ids).eq(0).all().item<bool>());
+    }
+    SECTION("by another thread, to a view of the input") {
+      std::thread([&] { s.ids.slice(0, 1, 7).zero_(); }).join();
+    }
+    SECTION("written to the gradient") {
+      s.table.grad().mul_(2);
+      s.table0.mutable_grad() = s.table0.grad() * 2;
+    }
+  });
   CHECK(s.is_right());
 }
 
-TEST_CASE("deferred gradients: a failed backward keeps no table alive") {
+TEST_CASE("deferred gradients: after a failed backward they are as before it, and keep no table alive") {
   std::optional<c10::weak_intrusive_ptr<c10::TensorImpl>> table;
+  Tensor kept;
   {
     Shared s;
-    s.fail();
+    const auto fails = [&] {
+      kept = s.table.grad();
+      CHECK(CallHook::watching() != nullptr);
+      throw std::runtime_error("no further");
+    };
+    CHECK_THROWS_WITH(s.while_deferred(fails), Catch::Contains("no further"));
+    CHECK_FALSE(s.table.grad().defined());
+    CommDebugMode comm;
+    s.ids.zero_();
+    CHECK_THROWS_WITH(full_tensor(kept), Catch::Contains("a backward() that has failed"));
+    CHECK(comm.total() == 0);
+    s.ids.copy_(distribute_tensor(s.ids0, s.mesh, {Shard(0)}));
+    s.run({});
+    CHECK(s.is_right());
     table.emplace(s.table.getIntrusivePtr());
-    CHECK(CallHook::watching() != nullptr);
   }
   CHECK(table->expired());
+  kept = Tensor();
   CHECK(CallHook::watching() == nullptr);
 }
 
@@ -434,15 +451,14 @@ TEST_CASE("deferred gradients: exposing an input waits for running calls") {
     }
   };
   Shared s;
-  s.fail();
   Asks asks;
   asks.ask = [&] {
     for (const Tensor& part : mutable_local_tensors(s.ids)) part.zero_();
   };
-  {
+  s.while_deferred([&] {
     const ScopeGuard listening([&](Scope& scope) { scope.listeners.push_back(&asks); });
     CHECK(s.is_right());
-  }
+  });
   REQUIRE(asks.asking.joinable());
   asks.asking.join();
   CHECK(same(s.ids, torch::zeros_like(s.ids0)));
@@ -450,26 +466,24 @@ TEST_CASE("deferred gradients: exposing an input waits for running calls") {
 
 TEST_CASE("deferred gradients: a gradient set to zero is not computed") {
   Shared s;
-  s.fail();
-  MemoryMeter& memory = s.mesh.world().memory();
   const auto zero_grad = [&] { torch::optim::SGD({s.table}, 0.1).zero_grad(/*set_to_none=*/false); };
-  SECTION("before it was read") {
-    CommDebugMode comm;
-    SECTION("to zero") { zero_grad(); }
-    SECTION("to a number") { s.table.grad().fill_(0.); }
-    SECTION("to another gradient's value") { s.table.grad().copy_(torch::zeros_like(s.table)); }
-    CHECK(comm.total() == 0);
-  }
-  SECTION("after its computation failed, with its inputs released") {
-    const int64_t before = memory.live_bytes();
-    {
-      ForbidImplicitCommunication none;
-      CHECK_THROWS_WITH(full_tensor(s.table.grad()), Catch::Contains("ForbidImplicitCommunication"));
+  s.while_deferred([&] {
+    SECTION("before it was read") {
+      CommDebugMode comm;
+      SECTION("to zero") { zero_grad(); }
+      SECTION("to a number") { s.table.grad().fill_(0.); }
+      SECTION("to another gradient's value") { s.table.grad().copy_(torch::zeros_like(s.table)); }
+      CHECK(comm.total() == 0);
     }
-    CHECK(memory.live_bytes() < before);
-    CHECK_THROWS_WITH(full_tensor(s.table.grad()), Catch::Contains("ForbidImplicitCommunication"));
-    zero_grad();
-  }
+    SECTION("after its computation failed") {
+      {
+        ForbidImplicitCommunication none;
+        CHECK_THROWS_WITH(full_tensor(s.table.grad()), Catch::Contains("ForbidImplicitCommunication"));
+      }
+      CHECK_THROWS_WITH(full_tensor(s.table.grad()), Catch::Contains("ForbidImplicitCommunication"));
+      zero_grad();
+    }
+  });
   CHECK(same(s.table.grad(), torch::zeros_like(s.table0)));
   s.run({});
   CHECK(s.is_right());
@@ -477,38 +491,39 @@ TEST_CASE("deferred gradients: a gradient set to zero is not computed") {
 
 TEST_CASE("deferred gradients: a failed write does not lose the gradient") {
   Shared s;
-  s.fail();
-  const Tensor grad = s.table.grad();
-  SECTION("an error for the value") { CHECK_THROWS(grad.fill_(c10::complex<double>(1, 2))); }
-  SECTION("an error for the communication") {
-    const Tensor other = zeros({10, 3}, s.mesh, {Shard(1)}, {.dtype = torch::kDouble});
-    {
-      ForbidImplicitCommunication none;
-      CHECK_THROWS_WITH(grad.copy_(other), Catch::Contains("ForbidImplicitCommunication"));
+  s.while_deferred([&] {
+    const Tensor grad = s.table.grad();
+    SECTION("an error for the value") { CHECK_THROWS(grad.fill_(c10::complex<double>(1, 2))); }
+    SECTION("an error for the communication") {
+      const Tensor other = zeros({10, 3}, s.mesh, {Shard(1)}, {.dtype = torch::kDouble});
+      {
+        ForbidImplicitCommunication none;
+        CHECK_THROWS_WITH(grad.copy_(other), Catch::Contains("ForbidImplicitCommunication"));
+      }
+      SECTION("followed by a successful write") {
+        grad.copy_(other);
+        s.table0.mutable_grad() = torch::zeros_like(s.table0);
+      }
+      SECTION("followed by a write to its inputs") { s.ids.zero_(); }
     }
-    SECTION("followed by a successful write") {
-      grad.copy_(other);
-      s.table0.mutable_grad() = torch::zeros_like(s.table0);
+    SECTION("to its view") {
+      CHECK_THROWS(grad.detach().fill_(c10::complex<double>(1, 2)));
+      CHECK(same(grad.select(1, 1), s.table0.grad().select(1, 1)));
     }
-    SECTION("followed by a write to its inputs") { s.ids.zero_(); }
-  }
-  SECTION("to its view") {
-    CHECK_THROWS(grad.detach().fill_(c10::complex<double>(1, 2)));
-    CHECK(same(grad.select(1, 1), s.table0.grad().select(1, 1)));
-  }
+  });
   CHECK(s.is_right());
 }
 
 TEST_CASE("deferred gradients: a gradient overwritten by values read from it is computed first") {
   Shared s;
-  s.fail();
-  const Tensor grad = s.table.grad();
-  grad.copy_(grad.select(1, 0).unsqueeze(1).expand_as(grad));
+  s.while_deferred([&] {
+    const Tensor grad = s.table.grad();
+    grad.copy_(grad.select(1, 0).unsqueeze(1).expand_as(grad));
+  });
   s.table0.mutable_grad() = s.table0.grad().select(1, 0).unsqueeze(1).expand_as(s.table0).clone();
   CHECK(s.is_right());
   s.table.mutable_grad() = Tensor();
-  s.fail();
-  s.table.grad().select(1, 1).zero_();
+  s.while_deferred([&] { s.table.grad().select(1, 1).zero_(); });
   s.table0.mutable_grad() = Tensor();
   Shared::run(s.table0, s.ids0, s.x0, {});
   s.table0.grad().select(1, 1).zero_();
