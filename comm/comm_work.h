@@ -33,7 +33,8 @@ class CommWork {
     if (!done()) wait_slowly();
   }
   bool done() const { return done_.load(std::memory_order_acquire); }  // wait() has succeeded
-  bool needs_all_ranks() const { return is_deferred_ && !done(); }     // wait() would begin the collective
+  // wait() would begin the collective.
+  bool needs_all_ranks() const { return is_deferred_ && !done() && !failed_.load(std::memory_order_acquire); }
 
  private:
   void wait_slowly() {
@@ -48,6 +49,7 @@ class CommWork {
       } catch (...) {
         error_ = std::current_exception();
         finish_ = nullptr;
+        failed_.store(true, std::memory_order_release);
       }
     }
     std::rethrow_exception(error_);
@@ -58,6 +60,7 @@ class CommWork {
   std::function<void()> finish_;  // guarded by mutex_
   std::exception_ptr error_;      // guarded by mutex_
   std::atomic<bool> done_{false};
+  std::atomic<bool> failed_{false};
 };
 
 }  // namespace dtensor::internal

@@ -192,33 +192,57 @@ void DeferredGradients::compute_all() {
     std::lock_guard calls(mutex_);
     computed = std::exchange(computed_, {});
   }
-  for (const auto& call : computed) {  // one rank alone may read the results from now on
-    if (const auto work = call->work.lock()) work->wait();
+  settle(computed);
+}
+
+void DeferredGradients::undo(DeferredCall& call) {
+  call.end(std::make_exception_ptr(
+      c10::ValueError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                      c10::str(call.info.name,
+                               ": this gradient was deferred until the end of a backward() that has failed: it was not "
+                               "computed. Call zero_grad(), and backward() again."))));
+}
+
+void DeferredGradients::settle(const std::vector<std::shared_ptr<DeferredCall>>& ended) {
+  for (const auto& call : ended) {
+    const auto work = call->work.lock();
+    if (work == nullptr) continue;
+    try {
+      work->wait();
+    } catch (const std::exception&) {
+      // Every read of the result throws it again.
+    }
   }
 }
 
 void DeferredGradients::undo_all() {
-  std::vector<std::shared_ptr<DeferredCall>> undone;
-  std::vector<Inputs> inputs;  // released without a lock
-  std::lock_guard computing(computing_);
+  std::vector<std::shared_ptr<DeferredCall>> undone, computed;
+  std::vector<Inputs> inputs;       // these are released without a lock
+  std::vector<at::Tensor> tensors;  // so are these
   {
-    std::lock_guard lock(mutex_);
-    for (auto& call : std::exchange(waiting_, {})) {
-      if (!call->held_back) bytes_ -= call->bytes;
-      (call->held_back ? waiting_ : undone).push_back(std::move(call));
+    std::lock_guard computing(computing_);
+    {
+      std::lock_guard lock(mutex_);
+      is_undone_ = true;
+      computed = std::exchange(computed_, {});
+      for (auto& call : std::exchange(waiting_, {})) {
+        if (!call->held_back) bytes_ -= call->bytes;
+        (call->held_back ? waiting_ : undone).push_back(std::move(call));
+      }
+    }
+    for (const auto& call : undone) {  // no other thread has them any more
+      const auto work = call->work.lock();
+      at::Tensor& grad = call->leaf.mutable_grad();
+      if (work != nullptr && is_dtensor(grad) && meta_without_sync(grad).arriving == work) {
+        tensors.push_back(std::exchange(grad, at::Tensor()));
+      }
+      tensors.push_back(call->leaf);
+      inputs.push_back(std::move(call->in));
+      undo(*call);
     }
   }
-  for (const auto& call : undone) {
-    const auto work = call->work.lock();
-    at::Tensor& grad = call->leaf.mutable_grad();
-    if (is_dtensor(grad) && meta_without_sync(grad).arriving == work) grad = at::Tensor();
-    inputs.push_back(std::move(call->in));
-    call->end(std::make_exception_ptr(
-        c10::ValueError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
-                        c10::str(call->info.name,
-                                 ": this gradient was deferred until the end of a backward() that has failed: it was "
-                                 "not computed. Call zero_grad(), and backward() again."))));
-  }
+  settle(undone);
+  settle(computed);
 }
 
 bool DeferredGradients::suspend(DeferredCall& call) {
@@ -238,6 +262,11 @@ void DeferredGradients::resume(DeferredCall& call) {
   std::lock_guard computing(computing_);
   std::lock_guard lock(mutex_);
   call.held_back = false;
+  if (!is_undone_) return;
+  const auto is_it = [&](const auto& other) { return other.get() == &call; };
+  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_it), waiting_.end());
+  bytes_ -= call.bytes;
+  undo(call);
 }
 
 void DeferredGradients::drop(DeferredCall& call) {

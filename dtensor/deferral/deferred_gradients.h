@@ -32,7 +32,7 @@ struct DeferredCall {
   std::shared_ptr<const Decision> decision;
   decltype(CallHook::GradientCall::run) run;
   RankTensors parts;  // of its result, without memory until computed
-  at::Tensor leaf;    // which gets it; undefined once the call has ended, since its .grad keeps the call
+  at::Tensor leaf;    // which gets it. Its .grad keeps the call, hence undefined from end() on
   int64_t bytes = 0;  // bytes it holds and gathers
   // In a recorded step: which recording, and which call.
   uint64_t recording = 0;
@@ -90,12 +90,16 @@ class DeferredGradients final : public DeferredWork {
   void copy_inputs(const ReadsMemory& reads);
   // Computes the waiting calls of one world. False: none waits. REQUIRES: computing_ is locked.
   bool compute_waiting();
+  static void undo(DeferredCall& call);  // reading its result throws an error that says so from now on
+  // Lets one rank alone read the results, or errors, of calls that have ended.
+  static void settle(const std::vector<std::shared_ptr<DeferredCall>>& ended);
 
   std::mutex computing_;  // held while calls are computed, or their inputs replaced; locked before mutex_
   std::mutex mutex_;      // guards the other members, and the inputs of calls. A thread that holds it waits for nothing
   std::vector<std::shared_ptr<DeferredCall>> waiting_, in_hand_;  // suspended calls wait, too
   std::vector<std::shared_ptr<DeferredCall>> computed_;           // since the last compute_all()
   int64_t bytes_ = 0;                                             // of the waiting calls
+  bool is_undone_ = false;                                        // undo_all() was called
 };
 
 }  // namespace dtensor::internal

@@ -44,12 +44,12 @@ class DeferredWork {
  public:
   virtual ~DeferredWork() = default;
   virtual void compute_all() = 0;
-  // The backward has failed: what still waits is not computed, and a .grad among it becomes undefined, as it was
-  // before.
+  // The backward has ended. If it has failed, some calls still wait: they are not computed, and a .grad among them
+  // becomes undefined, as it was before. May be called again; does not throw.
   virtual void undo_all() = 0;
 };
 // Inside backward: the one of this backward, made if there is none; its compute_all() is called before backward()
-// returns, and its undo_all() when the backward has ended or failed.
+// returns, and its undo_all() once the backward has ended.
 std::shared_ptr<DeferredWork> deferred_work(const std::function<std::shared_ptr<DeferredWork>()>& make);
 
 }  // namespace dtensor::internal

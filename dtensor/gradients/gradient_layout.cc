@@ -96,8 +96,8 @@ class GradientLayoutHook final : public torch::autograd::FunctionPreHook {
   at::Tensor arrived(const at::Tensor& leaf, const at::Tensor& given) const {
     if (given.key_set().has(c10::DispatchKey::Batched)) return given;  // of all rows of is_grads_batched
     const DTensorMeta& meta = meta_without_sync(leaf);
-    // If a hook keeps a gradient, autograd copies it on the rank of that hook alone. That would fetch a copied view
-    // there, and cache layouts of memory that caches nothing elsewhere.
+    // If a hook keeps a gradient, autograd copies it on the rank of that hook alone. That would fetch a moved view
+    // there; and the copy would cache layouts, while on other ranks .grad is the given memory, which caches nothing.
     if (is_dtensor(given) && (is_moved_view(given) || meta_without_sync(given).storage->user_may_write)) {
       return arrived(leaf, given.clone());
     }

@@ -207,7 +207,14 @@ std::vector<Tensor> deferred_gradients_of_failed_backwards(const DeviceMesh& mes
   first.register_hook([&](const Tensor&) {
     if (fails) throw std::runtime_error("a bad batch");
   });
-  const auto loss = [&] { return (torch::embedding(first, ids) * torch::embedding(second, ids)).pow(3).sum(); };
+  const Tensor third = parameter({12, 4}, 53, mesh, Shard(0));
+  third.register_hook([&](const Tensor& g) {
+    read(g);
+    return torch::ones_like(g);
+  });
+  const auto loss = [&] {
+    return (torch::embedding(first, ids) * torch::embedding(second, ids) + torch::embedding(third, ids)).pow(3).sum();
+  };
   CHECK_THROWS(loss().backward());
   CHECK_FALSE(first.grad().defined());  // as before the backward
   CHECK_FALSE(second.grad().defined());
@@ -218,7 +225,7 @@ std::vector<Tensor> deferred_gradients_of_failed_backwards(const DeviceMesh& mes
   loss().backward();
   ids.add_(1);
   read(second.grad());
-  return {first.grad(), second.grad(), ids};
+  return {first.grad(), second.grad(), third.grad(), ids};
 }
 
 // ------------------------------------------------------------ styles, optimizers, pipelines

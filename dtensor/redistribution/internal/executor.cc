@@ -99,6 +99,7 @@ std::vector<bool> load_offloaded(const BatchPlan& batch, std::vector<RankTensors
 // Parts that a collective under way fills in, and what they are copied to then.
 struct LateCopies {
   RankTensors from, to;
+  int64_t bytes = 0;  // of the largest part of each tensor and its copy
 };
 
 // Backends reduce into row-major memory: gives the results the strides of the plan's tensor. With `late`, the results
@@ -106,17 +107,23 @@ struct LateCopies {
 RankTensors with_strides_of(const RedistributePlan& plan, RankTensors locals, LateCopies* late = nullptr) {
   const Shape whole = in_own_memory(plan.tensor).strides;
   if (whole == row_major_strides(plan.tensor.sizes) || changes_nothing(plan)) return locals;
+  int64_t bytes = 0;  // of the largest part and its copy: both are alive meanwhile
   for (at::Tensor& local : locals) {
     const auto strides = dense_in_order_of(whole, Shape(local.sizes().begin(), local.sizes().end()));
     if (has_strides(local, strides)) continue;
-    if (late != nullptr && !plan.steps.empty()) {
+    bytes = std::max(bytes, 2 * static_cast<int64_t>(local.nbytes()));
+    if (late != nullptr) {
       late->from.push_back(local);
       local = at::empty_strided(local.sizes(), strides, local.options());
       late->to.push_back(local);
-      continue;
+    } else {
+      ensure_strides(local, strides);
     }
-    ensure_strides(local, strides);
-    plan.from.world().memory().touch(2 * static_cast<int64_t>(local.nbytes()));  // both are alive meanwhile
+  }
+  if (late != nullptr) {
+    late->bytes += bytes;
+  } else {
+    plan.from.world().memory().touch(bytes);
   }
   return locals;
 }
@@ -128,12 +135,10 @@ void record_use(const at::Tensor& t) {
   device.recordDataPtrOnStream(t.storage().data_ptr(), device.getStream(t.device()));
 }
 
-// Lets `work` make the copies, too. All of them are alive until then.
+// Lets `work` make the copies, too: all of them are alive until then.
 void copy_after(std::shared_ptr<CommWork>& work, LateCopies copies, const World& world) {
   if (copies.to.empty()) return;
-  int64_t bytes = 0;
-  for (const at::Tensor& t : copies.to) bytes += 2 * static_cast<int64_t>(t.nbytes());
-  world.memory().touch(bytes);
+  world.memory().touch(copies.bytes);
   work = std::make_shared<CommWork>([begun = std::move(work), copies = std::move(copies)] {
     begun->wait();
     LocalGuard guard;
@@ -318,7 +323,7 @@ std::vector<RankTensors> run_plans(const BatchPlan& batch, std::vector<RankTenso
     TORCH_INTERNAL_ASSERT(runs[p].done());
     const RedistributePlan& plan = *batch.plans[p];
     RankTensors result = as_tensors(runs[p].take_result());
-    result = with_strides_of(plan, std::move(result), work != nullptr && *work ? &late : nullptr);
+    result = with_strides_of(plan, std::move(result), work && *work && !plan.is_local() ? &late : nullptr);
     if (offloaded[p]) result = parts_in_host_memory(result);
     results.push_back(wrapped(plan, std::move(result)));
   }
