@@ -157,9 +157,8 @@ Shape common_strides(const std::vector<at::Tensor>& locals, const DeviceMesh& me
   const Shape row_major = row_major_strides(c10::IntArrayRef(shape.data(), shape.size()));
   if (locals.size() != mesh.ranks().size()) return row_major;
   const auto fit_all = [&](c10::IntArrayRef global) {
-    return std::all_of(locals.begin(), locals.end(), [&](const at::Tensor& t) {
-      return has_strides(t, dense_in_order_of(global, Shape(t.sizes().begin(), t.sizes().end())));
-    });
+    return std::all_of(locals.begin(), locals.end(),
+                       [&](const at::Tensor& t) { return has_strides(t, dense_in_order_of(global, t.sizes())); });
   };
   const bool as_made = std::all_of(locals.begin(), locals.end(), [](const at::Tensor& t) {
     const Shape strides = row_major_strides(t.sizes());

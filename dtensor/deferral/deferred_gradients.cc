@@ -262,19 +262,21 @@ void DeferredGradients::resume(DeferredCall& call) {
   std::lock_guard computing(computing_);
   std::lock_guard lock(mutex_);
   call.held_back = false;
-  if (!is_undone_) return;
-  const auto is_it = [&](const auto& other) { return other.get() == &call; };
-  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_it), waiting_.end());
-  bytes_ -= call.bytes;
+  if (!is_undone_ || call.error != nullptr) return;
+  remove(call);
   undo(call);
+}
+
+void DeferredGradients::remove(const DeferredCall& call) {
+  const auto is_it = [&](const auto& other) { return other.get() == &call; };
+  if (call.error == nullptr) bytes_ -= call.bytes;
+  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_it), waiting_.end());
 }
 
 void DeferredGradients::drop(DeferredCall& call) {
   std::lock_guard computing(computing_);
   std::lock_guard lock(mutex_);
-  const auto is_it = [&](const auto& other) { return other.get() == &call; };
-  if (call.error == nullptr) bytes_ -= call.bytes;
-  waiting_.erase(std::remove_if(waiting_.begin(), waiting_.end(), is_it), waiting_.end());
+  remove(call);
   call.held_back = false;
   call.end(nullptr);
 }

@@ -90,7 +90,8 @@ class DeferredGradients final : public DeferredWork {
   void copy_inputs(const ReadsMemory& reads);
   // Computes the waiting calls of one world. False: none waits. REQUIRES: computing_ is locked.
   bool compute_waiting();
-  static void undo(DeferredCall& call);  // reading its result throws an error that says so from now on
+  void remove(const DeferredCall& call);  // from the waiting calls. REQUIRES: mutex_ is locked
+  static void undo(DeferredCall& call);   // reading its result throws an error that says so from now on
   // Lets one rank alone read the results, or errors, of calls that have ended.
   static void settle(const std::vector<std::shared_ptr<DeferredCall>>& ended);
 

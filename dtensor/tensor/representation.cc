@@ -215,7 +215,7 @@ void match_strides(const Spec& spec, RankTensors& parts) {
   if (!tensor.is_non_overlapping_and_dense()) return;
   for (at::Tensor& part : parts) {
     if (is_row_major ? part.is_contiguous() : has_order_of(spec.strides(), part)) continue;
-    const auto strides = dense_in_order_of(spec.strides(), Shape(part.sizes().begin(), part.sizes().end()));
+    const auto strides = dense_in_order_of(spec.strides(), part.sizes());
     const LocalGuard guard;
     const ConjNegBits bits = conj_neg_bits(part);
     at::Tensor values = with_conj_neg(part, bits);  // without the bits
@@ -327,8 +327,8 @@ at::Tensor with_conj_neg(at::Tensor t, ConjNegBits bits) {
   return t;
 }
 
-std::vector<int64_t> dense_in_order_of(c10::IntArrayRef strides, const Shape& sizes) {
-  return at::infer_dense_strides(c10::IntArrayRef(sizes.data(), sizes.size()), strides);
+std::vector<int64_t> dense_in_order_of(c10::IntArrayRef strides, c10::IntArrayRef sizes) {
+  return at::infer_dense_strides(sizes, strides);
 }
 
 std::string module_of(const DTensorMeta& meta) {

@@ -215,7 +215,7 @@ void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals);
 void share_contents(const at::Tensor& t, const at::Tensor& other);
 
 // Dense strides of a tensor of these sizes, with its dims in the order of the given strides.
-std::vector<int64_t> dense_in_order_of(c10::IntArrayRef strides, const Shape& sizes);
+std::vector<int64_t> dense_in_order_of(c10::IntArrayRef strides, c10::IntArrayRef sizes);
 
 // Gives a distributed tensor a name (a parameter's path); its layout, parts and memory stay.
 void set_name(const at::Tensor& t, std::string name);

@@ -109,7 +109,7 @@ RankTensors with_strides_of(const RedistributePlan& plan, RankTensors locals, La
   if (whole == row_major_strides(plan.tensor.sizes) || changes_nothing(plan)) return locals;
   int64_t bytes = 0;  // of the largest part and its copy: both are alive meanwhile
   for (at::Tensor& local : locals) {
-    const auto strides = dense_in_order_of(whole, Shape(local.sizes().begin(), local.sizes().end()));
+    const auto strides = dense_in_order_of(whole, local.sizes());
     if (has_strides(local, strides)) continue;
     bytes = std::max(bytes, 2 * static_cast<int64_t>(local.nbytes()));
     if (late != nullptr) {
@@ -220,7 +220,7 @@ RankTensors run_plan_to_read(const RedistributePlan& plan, RankTensors locals, c
   }
   const Shape whole = in_own_memory(plan.tensor).strides;
   for (at::Tensor& local : locals) {
-    ensure_strides(local, dense_in_order_of(whole, Shape(local.sizes().begin(), local.sizes().end())));
+    ensure_strides(local, dense_in_order_of(whole, local.sizes()));
   }
   return locals;
 }
