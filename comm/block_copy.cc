@@ -94,6 +94,17 @@ int64_t numel_of(const Shape& sizes) {
   return numel;
 }
 
+const char* dense_block(const at::Tensor& t, const Shape& offsets, const Shape& sizes) {
+  if (!is_plain_memory(t)) return nullptr;
+  const auto strides = t.strides();
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    if (sizes[d] != 1 && strides[d] != stride) return nullptr;
+    stride *= sizes[d];
+  }
+  return static_cast<const char*>(t.const_data_ptr()) + offset_of(t, offsets) * static_cast<int64_t>(t.element_size());
+}
+
 at::Tensor block_view(const at::Tensor& t, const Shape& offsets, const Shape& sizes) {
   if (t.sizes().equals({sizes.data(), sizes.size()})) return t;
   return t.as_strided({sizes.data(), sizes.size()}, t.strides(), t.storage_offset() + offset_of(t, offsets));

@@ -24,6 +24,10 @@ void copy_block(const at::Tensor& from, const at::Tensor& to, const Block& block
 // Makes the block of `to` zeros. REQUIRES: as above.
 void clear_block(const at::Tensor& to, const Block& block);
 
+// The first element of the block of `t` at `offsets`, if its elements are row-major without gaps in plain memory of a
+// CPU; else null. REQUIRES: as above.
+const char* dense_block(const at::Tensor& t, const Shape& offsets, const Shape& sizes);
+
 // A view of `t`. REQUIRES: as above.
 at::Tensor block_view(const at::Tensor& t, const Shape& offsets, const Shape& sizes);
 

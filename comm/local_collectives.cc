@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "absl/container/inlined_vector.h"
 #include "comm/block_copy.h"
 #include "comm/communicator_checks.h"
 #include "comm/reduce_in_order.h"
@@ -47,7 +48,7 @@ void reduce_scatter_by_copies(const CommCall& call, absl::Span<const Message> me
     begin += run.size();
   }
   std::vector<absl::Span<const Message>> senders;
-  RankTensors addends;
+  absl::InlinedVector<TensorBlock, 16> addends;
   for (size_t i = 0; i < call.ranks.size(); ++i) {
     senders.clear();
     for (int64_t p = 0; p < group.size; ++p) {
@@ -57,10 +58,10 @@ void reduce_scatter_by_copies(const CommCall& call, absl::Span<const Message> me
       addends.clear();
       for (const auto& sender : senders) {
         const Message& m = sender[k];
-        addends.push_back(block_view(inputs[slots[m.sender]][m.input], m.block.from, m.block.sizes));
+        addends.push_back({&inputs[slots[m.sender]][m.input], &m.block.from});
       }
       const Message& first = senders[0][k];
-      reduce_in_order({block_view(outputs[i][first.output], first.block.to, first.block.sizes)}, addends, op);
+      reduce_blocks_in_order({&outputs[i][first.output], &first.block.to}, addends, first.block.sizes, op);
     }
   }
 }

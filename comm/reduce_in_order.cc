@@ -42,8 +42,28 @@ T& at(const Elements& e, int64_t i) {
   return *reinterpret_cast<T*>(e.data + i * e.stride);
 }
 
+// Addends that are read in one pass, at most.
+constexpr size_t kAtOnce = 4;
+
+// The reduction of n elements of `kCount` addends. `sum` shares no memory with them, as compilers must know to use
+// vectors.
+template <size_t kCount, typename T, typename Op>
+void combine(T* __restrict sum, const T* const* addends, int64_t n, Op op) {
+  const T* __restrict a = addends[0], * __restrict b = addends[1];
+  const T* __restrict c = addends[kCount > 2 ? 2 : 0], * __restrict d = addends[kCount > 3 ? 3 : 0];
+  const auto run = [&](int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+      T value = op(a[i], b[i]);
+      if constexpr (kCount > 2) value = op(value, c[i]);
+      if constexpr (kCount > 3) value = op(value, d[i]);
+      sum[i] = value;
+    }
+  };
+  n == kChunk ? run(kChunk) : run(n);
+}
+
 template <typename T, typename Op>
-void combine(T* __restrict sum, const T* __restrict addend, int64_t n, Op op) {
+void combine_into(T* __restrict sum, const T* __restrict addend, int64_t n, Op op) {
   if (n == kChunk) {
     for (int64_t i = 0; i < kChunk; ++i) sum[i] = op(sum[i], addend[i]);
   } else {
@@ -53,29 +73,60 @@ void combine(T* __restrict sum, const T* __restrict addend, int64_t n, Op op) {
 
 using Operands = absl::Span<const Elements>;
 
+template <typename T>
+bool is_dense(const Elements& e) {
+  return e.stride == sizeof(T);
+}
+
+// Writes the reduction of n elements of `addends` to `sum`.
+template <typename T, typename Op>
+void reduce_chunk(T* sum, Operands addends, int64_t begin, int64_t n) {
+  const T* first[kAtOnce];
+  size_t count = 0;
+  while (count < std::min(kAtOnce, addends.size()) && is_dense<T>(addends[count])) {
+    first[count] = &at<T>(addends[count], begin);
+    ++count;
+  }
+  switch (count) {
+    case 0:
+      for (int64_t i = 0; i < n; ++i) sum[i] = at<T>(addends[0], begin + i);
+      count = 1;
+      break;
+    case 1:
+      std::memcpy(sum, first[0], n * sizeof(T));
+      break;
+    case 2:
+      combine<2>(sum, first, n, Op());
+      break;
+    case 3:
+      combine<3>(sum, first, n, Op());
+      break;
+    default:
+      combine<4>(sum, first, n, Op());
+  }
+  for (const Elements& from : addends.subspan(count)) {
+    if (is_dense<T>(from)) {
+      combine_into(sum, &at<T>(from, begin), n, Op());
+    } else {
+      for (int64_t i = 0; i < n; ++i) sum[i] = Op()(sum[i], at<T>(from, begin + i));
+    }
+  }
+}
+
 template <typename T, typename Op>
 void reduce_elements(Operands outputs, Operands addends, int64_t numel, bool average, bool past_caches) {
-  alignas(64) T sum[kChunk];
+  alignas(64) T buffer[kChunk];
+  // The first output takes the partial sums, too, if it is dense: a copy less.
+  const bool is_direct = is_dense<T>(outputs[0]) && !past_caches;
   for (int64_t begin = 0; begin < numel; begin += kChunk) {
     const int64_t n = std::min(kChunk, numel - begin);
-    for (size_t a = 0; a < addends.size(); ++a) {
-      const Elements& from = addends[a];
-      if (from.stride == sizeof(T)) {
-        const T* const first = &at<T>(from, begin);
-        if (a == 0) {
-          std::memcpy(sum, first, n * sizeof(T));
-        } else {
-          combine(sum, first, n, Op());
-        }
-      } else {
-        for (int64_t i = 0; i < n; ++i) sum[i] = a == 0 ? at<T>(from, begin + i) : Op()(sum[i], at<T>(from, begin + i));
-      }
-    }
+    T* const sum = is_direct ? &at<T>(outputs[0], begin) : buffer;
+    reduce_chunk<T, Op>(sum, addends, begin, n);
     if (average) {
       for (int64_t i = 0; i < n; ++i) sum[i] /= static_cast<T>(addends.size());
     }
-    for (const Elements& to : outputs) {
-      if (to.stride != sizeof(T)) {
+    for (const Elements& to : outputs.subspan(is_direct ? 1 : 0)) {
+      if (!is_dense<T>(to)) {
         for (int64_t i = 0; i < n; ++i) at<T>(to, begin + i) = sum[i];
       } else if (past_caches) {
         store_past_caches(to.data + begin * to.stride, reinterpret_cast<const char*>(sum), n * to.stride);
@@ -123,24 +174,31 @@ Reduce reduce_of(at::ScalarType dtype, ReduceOp op) {
   }
 }
 
+// Whether a reduction of dense operands into one chunk after the other, on this thread, is the fastest.
+bool takes_one_thread(int64_t numel) { return numel <= kGrain || at::get_num_threads() == 1; }
+
+// Of operands that are dense, the first `outputs` of which are written.
+void reduce_dense(Operands all, size_t outputs, int64_t numel, bool average, Reduce reduce) {
+  const bool past_caches = numel * all[0].stride * static_cast<int64_t>(outputs) >= kPastCaches;
+  reduce(all.first(outputs), all.subspan(outputs), numel, average, past_caches);
+}
+
 void reduce_on_cpu(absl::Span<const at::Tensor> outputs, absl::Span<const at::Tensor> addends, bool average,
                    Reduce reduce) {
   const int64_t numel = outputs[0].numel();
   const auto item = static_cast<int64_t>(outputs[0].element_size());
-  const bool past_caches = numel * item * static_cast<int64_t>(outputs.size()) >= kPastCaches;
   const auto all_of = [&](auto condition) {
     return std::all_of(outputs.begin(), outputs.end(), condition) &&
            std::all_of(addends.begin(), addends.end(), condition);
   };
-  absl::InlinedVector<Elements, 16> operands;
-  if ((numel <= kGrain || at::get_num_threads() == 1) &&
-      all_of([](const at::Tensor& t) { return t.is_contiguous(); })) {
+  if (takes_one_thread(numel) && all_of([](const at::Tensor& t) { return t.is_contiguous(); })) {
+    absl::InlinedVector<Elements, 16> operands;
     for (const at::Tensor& t : outputs) operands.push_back({static_cast<char*>(t.mutable_data_ptr()), item});
     for (const at::Tensor& t : addends)
       operands.push_back({static_cast<char*>(const_cast<void*>(t.const_data_ptr())), item});
-    const Operands all = operands;
-    return reduce(all.first(outputs.size()), all.subspan(outputs.size()), numel, average, past_caches);
+    return reduce_dense(operands, outputs.size(), numel, average, reduce);
   }
+  const bool past_caches = numel * item * static_cast<int64_t>(outputs.size()) >= kPastCaches;
   at::TensorIteratorConfig config;
   config.set_check_mem_overlap(false).resize_outputs(false);
   for (const at::Tensor& t : outputs) config.add_output(t);
@@ -236,6 +294,27 @@ void reduce_in_order(absl::Span<const at::Tensor> outputs, absl::Span<const at::
   if (reduce_on_gpu(outputs, addends, op)) return;
   reduce_by_aten(outputs[0], addends, op);
   for (const at::Tensor& output : outputs.subspan(1)) output.copy_(outputs[0]);
+}
+
+void reduce_blocks_in_order(const TensorBlock& output, absl::Span<const TensorBlock> addends, const Shape& sizes,
+                            ReduceOp op) {
+  const int64_t numel = numel_of(sizes);
+  if (numel == 0) return;
+  const Reduce reduce = takes_one_thread(numel) ? reduce_of(output.tensor->scalar_type(), op) : nullptr;
+  if (reduce != nullptr) output.tensor->mutable_data_ptr();  // if it is copied on write, here
+  absl::InlinedVector<Elements, 16> operands;
+  const auto add = [&, item = static_cast<int64_t>(output.tensor->element_size())](const TensorBlock& block) {
+    const char* const data = dense_block(*block.tensor, *block.offsets, sizes);
+    if (data != nullptr) operands.push_back({const_cast<char*>(data), item});
+    return data != nullptr;
+  };
+  if (reduce != nullptr && add(output) && std::all_of(addends.begin(), addends.end(), add)) {
+    return reduce_dense(operands, 1, numel, op == ReduceOp::kAvg, reduce);
+  }
+  const auto view = [&](const TensorBlock& block) { return block_view(*block.tensor, *block.offsets, sizes); };
+  std::vector<at::Tensor> views;
+  for (const TensorBlock& addend : addends) views.push_back(view(addend));
+  reduce_in_order({view(output)}, views, op);
 }
 
 int64_t reduce_in_order_bytes(at::ScalarType dtype, ReduceOp op) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "absl/types/span.h"
+#include "placement/geometry.h"
 #include "placement/placement.h"
 
 namespace dtensor::internal {
@@ -17,6 +18,17 @@ namespace dtensor::internal {
 // shared out to ATen's threads on a CPU.
 // REQUIRES: at least one addend, one shape and dtype; outputs share memory with nothing.
 void reduce_in_order(absl::Span<const at::Tensor> outputs, absl::Span<const at::Tensor> addends, ReduceOp op);
+
+// The block of `tensor` that begins at `offsets`.
+struct TensorBlock {
+  const at::Tensor* tensor;
+  const Shape* offsets;
+};
+
+// reduce_in_order() of blocks of `sizes`. Makes no tensors where all blocks are dense on a CPU, so that a small one
+// costs little.
+void reduce_blocks_in_order(const TensorBlock& output, absl::Span<const TensorBlock> addends, const Shape& sizes,
+                            ReduceOp op);
 
 // Bytes that it holds at most per element of an output, besides addends and outputs, if there are several addends.
 int64_t reduce_in_order_bytes(at::ScalarType dtype, ReduceOp op);

@@ -173,9 +173,10 @@ class Joined {
 // Backends do not have norms: squares are added up, each with its number's sign.
 ReduceOp op_of_backend(ReduceOp op) { return op == ReduceOp::kNorm2 ? ReduceOp::kSum : op; }
 
-RankPieces addends(const RankPieces& inputs, ReduceOp op) {
+// What a backend adds up for `op`: the inputs, or their squares, which are stored in `squares`.
+const RankPieces& addends(const RankPieces& inputs, ReduceOp op, RankPieces& squares) {
   if (op != ReduceOp::kNorm2) return inputs;
-  RankPieces squares = inputs;
+  squares = inputs;
   for (auto& of_rank : squares) {
     for (at::Tensor& t : of_rank) t = t * t.abs();
   }
@@ -191,7 +192,8 @@ void take_roots(RankPieces& sums) {
 // The result of each run.
 std::vector<RankPieces> all_reduce(absl::Span<PlanRun* const> runs, const CommCall& call, const RankPieces& inputs) {
   const ReduceOp op = runs[0]->step().op;
-  RankPieces sums = communicator_of(*runs[0]).all_reduce_many(call, addends(inputs, op), op_of_backend(op));
+  RankPieces squares;
+  RankPieces sums = communicator_of(*runs[0]).all_reduce_many(call, addends(inputs, op, squares), op_of_backend(op));
   if (op == ReduceOp::kNorm2) take_roots(sums);
   std::vector<RankPieces> outputs(runs.size());
   for (size_t k = 0; k < runs.size(); ++k) {
@@ -208,7 +210,8 @@ void exchange(absl::Span<PlanRun* const> runs, CommCall& call, const JoinedStep&
   const Joined all_outputs(parts);
   const bool reduces = runs[0]->step().kind == Kind::kReduceScatter;
   const ReduceOp op = runs[0]->step().op;
-  const RankPieces sent = reduces ? addends(inputs, op) : inputs;
+  RankPieces squares;
+  const RankPieces& sent = reduces ? addends(inputs, op, squares) : inputs;
   const StepSchedule& s = runs[0]->scheduled();
   const auto rounds = static_cast<int64_t>(s.rounds.size());
   if (rounds == 1) call.work = work;
