@@ -27,7 +27,7 @@
 
 #include "dtensor/distribute_module.h"
 #include "dtensor/forward_tensors.h"
-#include "dtensor/hook_watch.h"
+#include "dtensor/parallel/hook_watch.h"
 #include "dtensor/scopes.h"
 
 namespace dtensor {

@@ -59,17 +59,17 @@ std::string description(const CacheEntry& entry) {
     const auto& region = std::get<CachedGhostRegion>(entry.value);
     std::vector<int64_t> dims;
     for (const auto& wider : region->dims) dims.push_back(wider.dim);
-    os << "ghost region of " << of << " along dims " << c10::IntArrayRef(dims)
-       << (region->boxes->if_made() == nullptr ? ", not fetched" : "");
+    os << (region->periodic ? "periodic ghost region of " : "ghost region of ") << of << " along dims "
+       << c10::IntArrayRef(dims) << (region->boxes->if_made() == nullptr ? ", not fetched" : "");
   }
   return os.str();
 }
 
 std::vector<CacheEntry> current_entries(LocalStorage& storage) {
-  std::lock_guard lock(storage.cache_mutex);
+  std::lock_guard lock(storage.cached.mutex);
   std::vector<CacheEntry> entries;
-  if (!storage.cache) return entries;
-  for (const CacheEntry& entry : storage.cache->entries) {
+  if (!storage.cached.contents) return entries;
+  for (const CacheEntry& entry : storage.cached.contents->entries) {
     if (entry.writes == writes_of(storage)) entries.push_back(entry);
   }
   return entries;

@@ -47,18 +47,18 @@ void set_ghost_width(const at::Tensor& t, at::IntArrayRef width) {
   if (ghost_width(t) == width) return;
   const DTensorMeta& meta = meta_without_sync(t);
   {
-    std::lock_guard lock(meta.storage->cache_mutex);
-    auto& widths = meta.storage->ghost_widths;
+    std::lock_guard lock(meta.storage->cached.mutex);
+    auto& widths = meta.storage->cached.ghost_widths;
     std::erase_if(widths, [&](const DeclaredWidth& declared) { return is_for(declared, t); });
     if (!width.empty()) widths.push_back({window_of(*meta.spec, t.storage_offset()), meta.spec->dtype(), width.vec()});
   }
-  drop_ghost_region(t);  // of the former width
+  drop_ghost_regions(t);  // of the former width
 }
 
 std::vector<int64_t> ghost_width(const at::Tensor& t) {
   const DTensorMeta& meta = checked_layout(t, "ghost_width");
-  std::lock_guard lock(meta.storage->cache_mutex);
-  for (const DeclaredWidth& declared : meta.storage->ghost_widths) {
+  std::lock_guard lock(meta.storage->cached.mutex);
+  for (const DeclaredWidth& declared : meta.storage->cached.ghost_widths) {
     if (is_for(declared, t)) return declared.width;
   }
   return {};

@@ -39,7 +39,7 @@ void add_fact(const at::Tensor& t, CachedValue value, int64_t bytes);
 // A copy of the cached fact about `t` for which `fits` holds.
 template <typename Value, typename Fits>
 std::optional<Value> find_fact(const at::Tensor& t, const DTensorMeta& meta, Fits fits) {
-  std::lock_guard lock(meta.storage->cache_mutex);
+  std::lock_guard lock(meta.storage->cached.mutex);
   if (!may_cache(*meta.storage)) return std::nullopt;
   const CacheEntry* entry = find_in_cache<Value>(
       *meta.storage, [&](const CacheEntry& e, const Value& value) { return is_about(e, t, meta) && fits(value); });

@@ -71,13 +71,14 @@ void cache_ghost_region(const at::Tensor& t, GhostRegion region) {
   add_fact(t, std::make_shared<const GhostRegion>(std::move(region)), bytes);
 }
 
-std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t) {
+std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t, bool periodic) {
   // Not meta_for_read(): the local tensors may be lazy, and must not be fetched for this.
-  const auto found = find_fact<CachedGhostRegion>(t, meta_without_sync(t), [](const auto&) { return true; });
+  const auto found = find_fact<CachedGhostRegion>(t, meta_without_sync(t),
+                                                  [&](const auto& region) { return region->periodic == periodic; });
   return found && !(*found)->boxes->are_forgotten() ? *found : nullptr;
 }
 
-void drop_ghost_region(const at::Tensor& t) {
+void drop_ghost_regions(const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
   drop_entries(*meta.storage, [&](const CacheEntry& e) {
     return std::holds_alternative<CachedGhostRegion>(e.value) && is_about(e, t, meta);

@@ -1,5 +1,5 @@
 // The ghost region of a tensor: elements around each rank's part, such as the borders of neighbouring tiles of a grid,
-// cached until the next write by the rules of storage_cache.h. ops/stencil/slice_window.h fetches the regions of the
+// cached until the next write by the rules of storage_cache.h. ops/halo/declared_region.h fetches the regions of the
 // widths that set_ghost_width() declares, and views/write_back.cc updates them with what is written through a slice.
 #pragma once
 
@@ -54,6 +54,7 @@ struct GhostRegion {
   };
   std::vector<Dim> dims;  // along which the boxes go beyond the parts, ascending
   std::shared_ptr<LazyParts> boxes;
+  bool periodic = false;  // as roll() reads it: index -1 of a dim is its last element
 
   const Dim* along(int64_t dim) const;  // null: the boxes do not go beyond the parts
 };
@@ -67,7 +68,8 @@ void cache_ghost_region(const at::Tensor& t, GhostRegion region);
 // Null: not cached. For a copied view call meta_for_read() first, since the region is of its last refresh. A write
 // through a copied view keeps the region if the same exchange brings its new elements, or none are needed
 // (ViewOrigin::after_write() in copied_view.h).
-std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t);
-void drop_ghost_region(const at::Tensor& t);
+std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t, bool periodic = false);
+// Periodic ones, too.
+void drop_ghost_regions(const at::Tensor& t);
 
 }  // namespace dtensor::internal

@@ -16,17 +16,17 @@ namespace dtensor::internal {
 namespace {
 
 // Removes the entries for which `is_stale` holds. The caller destroys them after it has unlocked the mutex, since they
-// may own tensors of this memory. REQUIRES: storage.cache_mutex is locked.
+// may own tensors of this memory. REQUIRES: storage.cached.mutex is locked.
 template <typename IsStale>
 std::vector<CacheEntry> take_stale(LocalStorage& storage, IsStale is_stale) {
   std::vector<CacheEntry> stale;
-  if (!storage.cache) return stale;
-  auto& entries = storage.cache->entries;
+  if (!storage.cached.contents) return stale;
+  auto& entries = storage.cached.contents->entries;
   const auto first =
       std::stable_partition(entries.begin(), entries.end(), [&](const CacheEntry& e) { return !is_stale(e); });
   stale.assign(std::make_move_iterator(first), std::make_move_iterator(entries.end()));
   entries.erase(first, entries.end());
-  storage.has_entries.store(!entries.empty(), std::memory_order_relaxed);
+  storage.cached.has_entries.store(!entries.empty(), std::memory_order_relaxed);
   return stale;
 }
 
@@ -62,13 +62,13 @@ void add_to_cache(const std::shared_ptr<LocalStorage>& storage, MemoryRange of, 
   if (id == 0) return;
   std::vector<CacheEntry> stale;
   {
-    std::lock_guard lock(storage->cache_mutex);
-    if (!storage->cache) storage->cache = std::make_shared<StorageCache>();
+    std::lock_guard lock(storage->cached.mutex);
+    if (!storage->cached.contents) storage->cached.contents = std::make_shared<StorageCache>();
     stale = take_stale(*storage, [&](const CacheEntry& e) {
       return e.writes != writes || (e.recording != 0 && e.recording != recording);
     });
-    storage->cache->entries.push_back({std::move(of), std::move(value), writes, recording, counted_in, id});
-    storage->has_entries.store(true, std::memory_order_relaxed);
+    storage->cached.contents->entries.push_back({std::move(of), std::move(value), writes, recording, counted_in, id});
+    storage->cached.has_entries.store(true, std::memory_order_relaxed);
   }
   stop_counting(stale);
 }
@@ -85,7 +85,7 @@ void note_write(const at::Tensor& t, std::string_view op) {
 
 uint64_t mark_written(LocalStorage& storage) {
   const uint64_t before = storage.writes.fetch_add(1, std::memory_order_relaxed);
-  if (!storage.has_entries.load(std::memory_order_relaxed)) return before;
+  if (!storage.cached.has_entries.load(std::memory_order_relaxed)) return before;
   drop_entries(storage, [&](const CacheEntry& e) { return e.writes <= before; });
   return before;
 }
@@ -93,7 +93,7 @@ uint64_t mark_written(LocalStorage& storage) {
 void drop_entries(LocalStorage& storage, const std::function<bool(const CacheEntry&)>& is_dropped) {
   std::vector<CacheEntry> dropped;
   {
-    std::lock_guard lock(storage.cache_mutex);
+    std::lock_guard lock(storage.cached.mutex);
     dropped = take_stale(storage, is_dropped);
   }
   stop_counting(dropped);
@@ -104,7 +104,7 @@ void drop_entries(const std::vector<RememberedBytes::Entry>& evicted) {
     const auto storage = entry.of.lock();
     if (!storage) continue;
     std::vector<CacheEntry> stale;
-    std::lock_guard lock(storage->cache_mutex);
+    std::lock_guard lock(storage->cached.mutex);
     stale = take_stale(*storage, [&](const CacheEntry& e) { return e.id == entry.id; });
   }
 }

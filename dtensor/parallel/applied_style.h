@@ -66,7 +66,9 @@ class AppliedStyle {
 };
 
 // Whether `t` belongs to a parameter of a module with a style. Cheap.
-inline bool has_style(const at::TensorBase& t) { return is_dtensor(t) && meta_without_sync(t).storage->style; }
+inline bool has_style(const at::TensorBase& t) {
+  return is_dtensor(t) && meta_without_sync(t).storage->parameter.style;
+}
 
 // One call of an operator that follows a style. Made before the call: redistributes the input among the arguments on
 // the stack. finish() after it: redistributes the first result there. In an OverlapCommunication scope the former may

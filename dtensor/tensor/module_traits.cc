@@ -7,24 +7,23 @@
 namespace dtensor::internal {
 
 void change_module_traits(const at::Tensor& t, const std::function<void(ModuleTraits&)>& change) {
-  auto& present = meta_without_sync(t).storage->module_traits;
+  auto& present = meta_without_sync(t).storage->parameter.traits;
   ModuleTraits traits = present ? *present : ModuleTraits();
   change(traits);
   present = std::make_shared<const ModuleTraits>(std::move(traits));
 }
 
 MixedPrecision mixed_precision_of(const at::Tensor& t) {
-  const auto& traits = meta_without_sync(t).storage->module_traits;
+  const auto& traits = meta_without_sync(t).storage->parameter.traits;
   return traits ? traits->mixed_precision : MixedPrecision();
 }
 
 void keep_module_traits(const at::Tensor& from, const at::Tensor& to) {
   if (!is_dtensor(from)) return;
-  const LocalStorage& source = *meta_without_sync(from).storage;
-  LocalStorage& target = *meta_without_sync(to).storage;
-  const bool is_cast = source.module_traits && source.module_traits->cast_of;  // `to` has other values
-  if (!target.module_traits || target.module_traits->cast_of)
-    target.module_traits = is_cast ? nullptr : source.module_traits;
+  const ParameterState& source = meta_without_sync(from).storage->parameter;
+  ParameterState& target = meta_without_sync(to).storage->parameter;
+  const bool is_cast = source.traits && source.traits->cast_of;  // `to` has other values
+  if (!target.traits || target.traits->cast_of) target.traits = is_cast ? nullptr : source.traits;
   if (!target.style) target.style = source.style;
   if (!target.gradient_bucket) target.gradient_bucket = source.gradient_bucket;
 }

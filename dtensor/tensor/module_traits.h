@@ -15,7 +15,7 @@
 
 namespace dtensor::internal {
 
-class HookWatch;       // hook_watch.h
+class HookWatch;       // parallel/hook_watch.h
 class LeafGroup;       // gradients/leaf_group.h
 class ParameterGroup;  // parallel/parameter_group.h
 struct LocalStorage;   // representation.h

@@ -291,8 +291,8 @@ void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals) {
   // A collective that is filling in the old contents is ignored.
   auto meta = make_named_meta(std::move(spec), std::move(locals), nullptr, old.name);
   {
-    std::lock_guard lock(old.storage->cache_mutex);
-    meta->storage->ghost_widths = old.storage->ghost_widths;
+    std::lock_guard lock(old.storage->cached.mutex);
+    meta->storage->cached.ghost_widths = old.storage->cached.ghost_widths;
   }
   set_contents(t, std::move(meta), 0);
 }

@@ -65,6 +65,29 @@ struct DeclaredWidth {
   std::vector<int64_t> width;
 };
 
+// What the functions of layout_cache/ keep for a memory.
+struct CachedState {
+  std::mutex mutex;                         // guards the next two
+  std::vector<DeclaredWidth> ghost_widths;  // kept by writes
+  // Copies of these tensors in other layouts, and other facts about them. Null: none so far.
+  std::shared_ptr<StorageCache> contents;
+  std::atomic<bool> has_base{false};     // contents->base is set, once and for all
+  std::atomic<bool> has_entries{false};  // contents->entries are not empty: most writes need no lock
+};
+
+// What a parameter, or a buffer, has because of its module or its optimizer.
+struct ParameterState {
+  // A leaf that requires grad, and whose gradient gets its layout.
+  std::atomic<bool> is_leaf{false};
+  // What dispatch() asks because of the module; null: nothing.
+  std::shared_ptr<const ModuleTraits> traits;
+  // The parallel style of the module, which operators follow above autograd; null: none.
+  std::shared_ptr<AppliedStyle> style;
+  // The parameters whose gradients are reduced with that of this one, by set_gradient_buckets(); null: those that
+  // arrive next to it.
+  std::shared_ptr<const LeafGroup> gradient_bucket;
+};
+
 // State of the memory that aliases share: its bytes, and how often it was written to.
 struct LocalStorage {
   LocalStorage(const World& w, int64_t bytes);
@@ -73,33 +96,18 @@ struct LocalStorage {
   LocalStorage& operator=(const LocalStorage&) = delete;
   std::shared_ptr<const void> use_of_world;  // keeps the meter and the caches alive
   MemoryHold hold;
-  std::vector<DeclaredWidth> ghost_widths;  // kept by writes; guarded by cache_mutex
-  // Copies of these tensors in other layouts, and other facts about them; guarded by cache_mutex. Null: none so far.
-  std::mutex cache_mutex;
-  std::shared_ptr<StorageCache> cache;
-  // The parameters whose gradients are reduced with that of this one, by set_gradient_buckets(); null: those that
-  // arrive next to it.
-  std::shared_ptr<const LeafGroup> gradient_bucket;
-  // The parallel style of a parameter's module, which operators follow above autograd; null: none.
-  std::shared_ptr<AppliedStyle> style;
-
-  // What most calls read is at the end, close to what they read of DTensorMeta, in few cache lines.
-
-  std::atomic<bool> has_base{false};  // StorageCache::base is set, once and for all
+  // What most calls read lies close together: the end of `cached` to the beginning of `parameter`.
+  CachedState cached;
   // Views or other handles share the memory, or did: replacing the contents of one of them would separate them. (The
   // same on all ranks, unlike a count of present users.)
   std::atomic<bool> shared{false};
   // The user may write to the local tensors unseen by the library: nothing derived from them is cached. Set by
   // from_local() and mutable_local_tensors(), which all ranks call alike; reading local tensors does not set it.
   std::atomic<bool> user_may_write{false};
-  // Of a parameter: a leaf that requires grad, and whose gradient gets its layout.
-  std::atomic<bool> is_parameter{false};
-  std::atomic<bool> has_entries{false};  // StorageCache::entries are not empty: most writes need no lock
   std::atomic<uint64_t> writes{0};
   // Of a copied view, which could not share its base's memory: a ViewOrigin (views/copied_view.h). Else null.
   std::shared_ptr<StorageObserver> observer;
-  // What dispatch() asks of a parameter or buffer because of its module; null: nothing.
-  std::shared_ptr<const ModuleTraits> module_traits;
+  ParameterState parameter;
 };
 
 // Whether memory is viewed conjugated, or negated. A distributed tensor has no such bits itself, its local tensors have

@@ -1,4 +1,4 @@
-// A clone keeps the declared ghost width and the ghost region of the tensor: a stencil that writes its next step to a
+// A clone keeps the declared ghost width and the ghost regions of the tensor: a stencil that writes its next step to a
 // clone of the grid fetches the borders only once.
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/ghost_width.h"
@@ -14,8 +14,10 @@ void clone(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   dispatch_by_rule(op, stack);
   const at::Tensor& copy = torch::jit::peek(stack, 0, 1).toTensor();
   set_ghost_width(copy, ghost_width(self));
-  const auto around = cached_ghost_region(self);
-  if (around && spec_of(copy)->placements() == spec_of(self)->placements()) cache_ghost_region(copy, *around);
+  if (spec_of(copy)->placements() != spec_of(self)->placements()) return;
+  for (const bool periodic : {false, true}) {
+    if (const auto region = cached_ghost_region(self, periodic)) cache_ghost_region(copy, *region);
+  }
 }
 
 }  // namespace

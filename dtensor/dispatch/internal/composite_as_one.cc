@@ -7,6 +7,7 @@
 // sizes of the whole tensors (reshape, the mean of a loss), if its result shares memory with an argument (dropout in
 // eval mode), or if it draws random numbers by its own code, not by an operator. An operator that chooses another one
 // by the sizes of its arguments, as attention does, chooses by those of the local tensors.
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/contiguous_ops.h>
 #include <ATen/ops/dropout_ops.h>
 #include <ATen/ops/einsum_ops.h>
@@ -148,7 +149,7 @@ struct CompositeKernel<Op, kAsOne, at::Tensor(Args...)> {
     for (const at::Tensor* t : tensors) {
       if (!is_dtensor(*t)) continue;
       distributed = true;
-      if (outermost && (has_style(*t) || memory_viewed_by(*t)->module_traits)) return false;
+      if (outermost && (has_style(*t) || memory_viewed_by(*t)->parameter.traits)) return false;
       if (needs_handler(info(), *t)) return false;
     }
     return distributed;

@@ -37,7 +37,7 @@ bool DirectCall::has_ordinary_tensors() const {
   const DeviceMesh& mesh = spec_of(*tensors_[0])->mesh();
   for (const at::Tensor* t : tensors_) {
     const DTensorMeta& meta = meta_without_sync(*t);
-    if (needs_boxed_kernel(meta) || meta.storage->module_traits || meta.spec->mesh() != mesh) return false;
+    if (needs_boxed_kernel(meta) || meta.storage->parameter.traits || meta.spec->mesh() != mesh) return false;
   }
   return true;
 }

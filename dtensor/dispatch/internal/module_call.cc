@@ -10,7 +10,7 @@
 #include "comm/scope.h"
 #include "dtensor/dispatch/inner_calls.h"
 #include "dtensor/dispatch/internal/call_inputs.h"
-#include "dtensor/hook_watch.h"
+#include "dtensor/parallel/hook_watch.h"
 #include "dtensor/parallel/parameter_group.h"
 #include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"
@@ -38,7 +38,7 @@ bool computes_with_parameters(const OpInfo& info, const Inputs& in) {
 // The hooks that should have run before an operator computes with `t`.
 const HookWatch* open_watch(const at::Tensor& t) {
   if (!is_dtensor(t)) return nullptr;
-  const auto& traits = meta_without_sync(t).storage->module_traits;
+  const auto& traits = meta_without_sync(t).storage->parameter.traits;
   if (!traits) return nullptr;
   const auto& watches = traits->hook_watches;
   const auto open = std::find_if(watches.begin(), watches.end(), [](const auto& w) { return !w->over(); });

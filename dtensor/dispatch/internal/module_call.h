@@ -12,9 +12,9 @@ namespace dtensor::internal {
 
 struct Inputs;  // call_inputs.h
 
-// Error (c10::Error): `info` computes with a tensor whose module has hooks (hook_watch.h) and another one, and the
-// hooks have not run. Not in backward. An operator that reads only parameters, writes to them, takes lists of them, or
-// is pointwise on tensors of one shape (an optimizer, an average, a distance from former values) does not count as
+// Error (c10::Error): `info` computes with a tensor whose module has hooks (parallel/hook_watch.h) and another one, and
+// the hooks have not run. Not in backward. An operator that reads only parameters, writes to them, takes lists of them,
+// or is pointwise on tensors of one shape (an optimizer, an average, a distance from former values) does not count as
 // forward.
 void check_hooks_ran(const OpInfo& info, const Inputs& in);
 

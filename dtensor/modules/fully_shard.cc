@@ -20,7 +20,7 @@
 #include "dtensor/dispatch/style_kernels.h"
 #include "dtensor/distribute_module.h"
 #include "dtensor/gradients/leaf_group.h"
-#include "dtensor/module_layouts.h"
+#include "dtensor/modules/module_layouts.h"
 #include "dtensor/parallel/mesh_dim_option.h"
 #include "dtensor/parallel/mixed_precision_option.h"
 #include "dtensor/parallel/module_contents.h"

@@ -1,4 +1,4 @@
-#include "dtensor/hook_watch.h"
+#include "dtensor/parallel/hook_watch.h"
 
 #include <torch/nn/module.h>
 

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
-#include "dtensor/module_layouts.h"
+#include "dtensor/modules/module_layouts.h"
 #include "dtensor/parallel/module_contents.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/tensor/module_traits.h"

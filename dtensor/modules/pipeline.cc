@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "dtensor/gradients/split_backward.h"
-#include "dtensor/module_layouts.h"
+#include "dtensor/modules/module_layouts.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/scopes.h"
 #include "dtensor/tensor/representation.h"

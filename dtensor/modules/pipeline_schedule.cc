@@ -13,6 +13,8 @@
 #include "observe/svg.h"
 
 namespace dtensor {
+using namespace internal;
+
 namespace {
 
 using Kind = PipelineAction::Kind;
