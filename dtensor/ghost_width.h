@@ -1,12 +1,12 @@
-// Declares how far stencils reach, so that one exchange fetches the elements of all slices of a tensor that ranks lack:
-// the stencil width of PETSc's DMDA.
+// Declares how far stencils reach, so that one exchange fetches the elements of all slices, or all rolls, of a tensor
+// that ranks lack: the stencil width of PETSc's DMDA.
 //
 //   at::Tensor u = zeros({256, 256}, mesh, {Shard(0), Shard(1)});
 //   set_ghost_width(u, {1, 1});  // rows and columns are read one beyond each element
 //   auto inside = [&](int64_t row, int64_t column) { return u.narrow(0, row, 254).narrow(1, column, 254); };
 //   inside(1, 1).copy_((inside(0, 1) + inside(2, 1) + inside(1, 0) + inside(1, 2)) / 4);
 //
-// ops/stencil/slice_window.cc fetches the ghost region, which the cache of the tensor keeps
+// ops/halo/declared_region.cc fetches the ghost region, which the cache of the tensor keeps
 // (layout_cache/ghost_region.h).
 #pragma once
 
@@ -24,12 +24,17 @@ namespace dtensor {
 // the region was read since the last write, and that takes at most twice as long; else the next read fetches it.
 // Without a width, each slice is an exchange of its own, when an operator reads it.
 //
+// The same holds for roll() by up to width[d] elements along each sharded dim d, whose region goes around the ends of
+// the dims, as periodic boundaries do. It is an exchange of its own, fetched by the first such roll, and dropped at a
+// write. Padding, windows and convolutions need no declaration: each is one call that fetches all of its halo.
+//
 // {} or zeros withdraw the declaration. It belongs to the tensor: handles and aliases of the same sizes, dtype and
 // offset have it, writes keep it, and a clone() gets it; results of other operators have none. Slices of slices of `t`
 // count as slices of `t`. Never communicates. All ranks call it alike, as it decides what is communicated.
 //
-// Slices are still fetched one by one in inference mode, if a rank has no part of `t` or several pieces, or if a part
-// with its ghost region exceeds the limit of remembered bytes (remembered_layouts.h) or a RedistributeMemoryLimit.
+// Slices and rolls are still fetched one by one in inference mode, if a rank has no part of `t` or several pieces, or
+// if a part with its ghost region exceeds the limit of remembered bytes (remembered_layouts.h) or a
+// RedistributeMemoryLimit.
 //
 // Errors: a plain tensor (TypeError); a number of values other than t.dim(), a negative value, one that leaves nothing
 // of its dim, or local tensors that the program may write to (from_local(), mutable_local_tensors()), of which nothing

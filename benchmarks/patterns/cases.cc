@@ -87,6 +87,7 @@ std::vector<PatternCase> numeric_programs() {
       {"Subspace iteration", subspace_iteration, {8}, {"rows"}},
       {"Tall QR", tall_qr, {8}, {"rows"}},
       {"Stencil by roll", stencil_by_roll, {4, 4}, {"rows", "columns"}},
+      {"Stencil by roll, declared width", stencil_by_roll_with_width, {4, 4}, {"rows", "columns"}},
       {"Stencil by pad", stencil_by_pad, {4, 4}, {"rows", "columns"}},
       {"Stencil by pad", stencil_by_pad, {32, 32}, {"rows", "columns"}},
       {"Stencil in place", stencil_in_place, {4, 4}, {"rows", "columns"}},

@@ -57,6 +57,7 @@ Pattern tall_qr(const DeviceMesh& mesh, int64_t scale);
 
 // Two dims: a grid's rows and columns.
 Pattern stencil_by_roll(const DeviceMesh& mesh, int64_t scale);
+Pattern stencil_by_roll_with_width(const DeviceMesh& mesh, int64_t scale);
 Pattern stencil_by_pad(const DeviceMesh& mesh, int64_t scale);
 Pattern stencil_in_place(const DeviceMesh& mesh, int64_t scale);
 

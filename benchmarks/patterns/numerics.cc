@@ -1,5 +1,6 @@
 // Solvers and stencils.
 #include <memory>
+#include <vector>
 
 #include "benchmarks/patterns/families.h"
 #include "dtensor/dtensor.h"
@@ -54,14 +55,20 @@ Pattern tall_qr(const DeviceMesh& mesh, int64_t scale) {
 namespace {
 
 // `step` on a grid in tiles, whose borders go to the neighbours: an exchange along each axis, or one of both, with the
-// corners.
-Pattern stencil(const DeviceMesh& mesh, int64_t scale, at::Tensor (*step)(const at::Tensor&, double), bool at_once) {
+// corners. `width`: the declared ghost width of the grid; {}: none.
+Pattern stencil(const DeviceMesh& mesh, int64_t scale, at::Tensor (*step)(const at::Tensor&, double), bool at_once,
+                const std::vector<int64_t>& width = {}) {
   const int64_t tile = 16 * scale, rows = mesh.size(0), columns = mesh.size(1);
   const auto grid = std::make_shared<at::Tensor>(randn({rows * tile, columns * tile}, mesh, {Shard(0), Shard(1)}));
-  set_ghost_width(*grid, {1, 1});  // of the slices of stencil_in_place()
+  set_ghost_width(*grid, width);
   const auto borders = static_cast<double>(2 * tile * 4);
   return loop(
-      mesh, [=] { *grid = step(*grid, 0.1); }, at_once ? Traffic{1, 2 * borders + 4 * 4} : 2 * Traffic{1, borders});
+      mesh,
+      [=] {
+        *grid = step(*grid, 0.1);
+        set_ghost_width(*grid, width);
+      },
+      at_once ? Traffic{1, 2 * borders + 4 * 4} : 2 * Traffic{1, borders});
 }
 
 }  // namespace
@@ -69,11 +76,14 @@ Pattern stencil(const DeviceMesh& mesh, int64_t scale, at::Tensor (*step)(const 
 Pattern stencil_by_roll(const DeviceMesh& mesh, int64_t scale) {
   return stencil(mesh, scale, examples::heat_by_roll, false);
 }
+Pattern stencil_by_roll_with_width(const DeviceMesh& mesh, int64_t scale) {
+  return stencil(mesh, scale, examples::heat_by_roll, true, {1, 1});
+}
 Pattern stencil_by_pad(const DeviceMesh& mesh, int64_t scale) {
   return stencil(mesh, scale, examples::heat_by_pad, true);
 }
 Pattern stencil_in_place(const DeviceMesh& mesh, int64_t scale) {
-  return stencil(mesh, scale, examples::heat_in_place, true);
+  return stencil(mesh, scale, examples::heat_in_place, true, {1, 1});
 }
 
 }  // namespace dtensor::benchmarks

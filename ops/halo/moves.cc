@@ -1,23 +1,22 @@
 // Operators that move elements along dims: roll, flip, padding and its backward. If such a dim is sharded, the layout
 // stays: each rank fetches the elements that its part of the result needs and it does not hold.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
+#include <ATen/ops/roll.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <optional>
 #include <utility>
 
 #include "dtensor/dispatch/dispatch.h"
 #include "dtensor/layout_cache/cached_facts.h"
-#include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
 #include "ops/halo/pad_prefetch.h"
 #include "ops/halo/reduced_argument.h"
+#include "ops/halo/roll.h"
 #include "ops/halo/windows.h"
 #include "ops/support/arguments.h"
 #include "ops/support/movement.h"
@@ -142,59 +141,22 @@ SpecPtr result_of(const SpecPtr& given, const Decision* rule, const Shape& sizes
   return Spec::get(given->mesh(), placements, at::IntArrayRef(sizes.data(), sizes.size()), given->dtype());
 }
 
-// ------------------------------------------------------------ shifts, one way and then the other
-
-// The margins that a rank needs to shift the tensor along one dim by up to `width` elements either way; nullopt: parts
-// are shorter than that, or in pieces.
-std::optional<HaloRequest> margins_request(const SpecPtr& source, int64_t dim, int64_t width) {
-  const DeviceMesh& mesh = source->mesh();
-  for (const int64_t rank : mesh.ranks()) {
-    const LocalLayout part = local_layout(source->sizes(), mesh.shape(), source->placements(), mesh.coordinate(rank));
-    const IndexRanges& runs = part.dims[dim];
-    if (!runs.empty() && (runs.size() > 1 || runs[0].size < width)) return std::nullopt;
-  }
-  HaloDim beside{dim, circular(source->sizes()[dim], width, width), [width](const IndexRanges& own) {
-                   IndexRanges places;
-                   for (const IndexRange& run : own) {
-                     places.push_back({run.begin, width});
-                     places.push_back({run.begin + run.size + width, width});
-                   }
-                   return places;
-                 }};
-  return HaloRequest{source, source, {std::move(beside)}};
-}
-
-// By how many elements a roll shifts: at most half of the dim, in either direction.
-int64_t shift_of(const IndexMap& rolled) {
-  const int64_t shift = rolled.stretches.size() < 2 ? 0 : rolled.stretches[1].place;
-  return 2 * shift > rolled.size ? shift - rolled.size : shift;
-}
-
-// Every rank's part, shifted: elements that enter at one end come from the margins.
-RankTensors shifted(const RankTensors& locals, const CachedMargins& margins, int64_t dim, int64_t shift) {
-  LocalGuard guard;
-  RankTensors result;
-  for (size_t i = 0; i < locals.size(); ++i) {
-    const at::Tensor& own = locals[i];
-    const int64_t kept = own.size(dim) - std::abs(shift);
-    if (own.numel() == 0) {
-      result.push_back(at::clone(own));
-    } else if (shift > 0) {
-      result.push_back(
-          at::cat({margins.locals[i].narrow(dim, margins.width - shift, shift), own.narrow(dim, 0, kept)}, dim));
-    } else {
-      result.push_back(
-          at::cat({own.narrow(dim, -shift, kept), margins.locals[i].narrow(dim, margins.width, -shift)}, dim));
-    }
-  }
-  return result;
-}
-
 // The result of roll() that moves nothing. Its strides are those of cat() on CPUs, where roll() along dims is one.
 at::Tensor rolled_nowhere(const at::Tensor& self, bool as_list) {
   if (self.numel() == 0) return at::clone(self);
   const bool joined = !as_list && self.is_cpu();
   return at::clone(self, joined ? self.suggest_memory_format() : at::MemoryFormat::Contiguous);
+}
+
+// roll() along these dims alone: along others of the call nothing moves, so the rule may leave them sharded. Of
+// row-major tensors, as other strides of the result depend on all dims of the call.
+at::Tensor rolled_along(const at::Tensor& self, const std::vector<HaloDim>& dims) {
+  std::vector<int64_t> shifts, numbers;
+  for (const HaloDim& d : dims) {
+    shifts.push_back(shift_of(d.map));
+    numbers.push_back(d.dim);
+  }
+  return at::roll(self, shifts, numbers);
 }
 
 // From self to the result. `kPads`: for padding, whose result is larger; it is lazy (pad_lazily()) if windows of it may
@@ -208,8 +170,13 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
     return return_tensors(op, stack, {rolled_nowhere(args.tensor("self"), args["dims"].toIntVector().empty())});
   if (kDescribe == flip && move && move->dims.empty())
     return return_tensors(op, stack, {at::clone(args.tensor("self"))});
-  if (!move || cutting_mesh_dims(*spec_of(args.tensor("self")), numbers_of(move->dims)).empty())
-    return dispatch_by_rule(op, stack);
+  if (!move) return dispatch_by_rule(op, stack);
+  if (cutting_mesh_dims(*spec_of(args.tensor("self")), numbers_of(move->dims)).empty()) {
+    const at::Tensor self = args.tensor("self");
+    const bool has_idle_dims = kDescribe == roll && args["dims"].toIntVector().size() > move->dims.size();
+    return has_idle_dims && self.is_contiguous() ? return_tensors(op, stack, {rolled_along(self, move->dims)})
+                                                 : dispatch_by_rule(op, stack);
+  }
   const at::Tensor self = reduced_argument(op, args, "self", move->passing);
   const SpecPtr& source = spec_of(self);
   const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
@@ -218,28 +185,19 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
     const SpecPtr result = result_of(source, rule, sizes);
     HaloChoice choice{{source, result, move->dims}, result};
     if constexpr (kPads) choice.later = windows_request(source, move->dims);
-    if (kDescribe == roll && move->dims.size() == 1)
-      choice.both = margins_request(source, move->dims[0].dim, std::abs(shift_of(move->dims[0].map)));
+    if (kDescribe == roll) choice.both = both_ways(source, move->dims);
     return choice;
   });
-  if (!decision->plan) return dispatch_by_rule(op, stack);
   const CommCause cause = call_cause(op, "self", self);
+  if (kDescribe == roll && decision->result) {
+    if (auto parts = rolled_within_region(self, move->dims, cause))
+      return return_tensors(op, stack, {make_dtensor(decision->result, *std::move(parts))});
+  }
+  if (!decision->plan) return dispatch_by_rule(op, stack);
   if (decision->later && may_cache_facts_of_new(*decision->result))
     return return_tensors(op, stack, {pad_lazily(*decision, self, move->fill, cause)});
-  RankTensors locals;
-  if (decision->both && may_cache_facts(self)) {
-    const int64_t dim = move->dims[0].dim, shift = shift_of(move->dims[0].map), width = std::abs(shift);
-    auto margins = cached_margins(self, dim, width);
-    if (margins) {
-      report_reuse(cause, "margins", decision->both->bytes);
-    } else {
-      margins = CachedMargins{dim, width, fetch_halos(*decision->both, meta_for_read(self).locals, 0, cause), nullptr};
-      cache_margins(self, dim, width, margins->locals, decision->both->bytes);
-    }
-    locals = shifted(meta_for_read(self).locals, *margins, dim, shift);
-  } else {
-    locals = fetch_halos(*decision->plan, meta_for_read(self).locals, move->fill, cause);
-  }
+  RankTensors locals = kDescribe == roll ? rolled_parts(*decision, self, move->dims, cause)
+                                         : fetch_halos(*decision->plan, meta_for_read(self).locals, move->fill, cause);
   return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 

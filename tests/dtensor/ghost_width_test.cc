@@ -62,6 +62,57 @@ TEST_CASE("ghost width: after a write, one exchange serves all slices that leave
   }
 }
 
+TEST_CASE("ghost width: after a write, one exchange serves all rolls by up to the width, along any dims") {
+  const DeviceMesh mesh(World::local(6), {2, 3});
+  Pair u = make({29, 31, 3}, mesh, {Shard(1), Shard(0)});
+  set_ghost_width(u.distributed, {2, 1, 0});
+  for (int round = 0; round < 2; ++round) {
+    std::vector<Pair> rolled;
+    CommDebugMode comm;
+    for (int64_t rows = -2; rows <= 2; ++rows) {
+      for (int64_t columns = -1; columns <= 1; ++columns) {
+        for (int64_t depth = 0; depth <= 2; ++depth) {
+          const auto roll = [&](const Tensor& t) { return t.roll({rows, columns, depth}, {0, 1, 2}); };
+          rolled.push_back({roll(u.plain), roll(u.distributed)});
+        }
+      }
+    }
+    CHECK(comm.total() == 1);
+    for (const Pair& r : rolled) {
+      CHECK(same(r.distributed, r.plain));
+      CHECK(DTensor(r.distributed).placements() == Placements{Shard(1), Shard(0)});
+    }
+    for (const Tensor& t : {u.plain, u.distributed}) t.add_(1);
+  }
+}
+
+TEST_CASE("ghost width: rolls by more than the width are fetched alone, and a clone has the rolls' region, too") {
+  const Tensor u = rows_on_4_ranks();
+  set_ghost_width(u, {1, 0});
+  CHECK(traffic([&] { u.roll(2, 0); }) == Traffic{1, 2 * 2 * kRowBytes});  // both ways
+  CHECK(traffic([&] { u.roll(-1, 0); }) == Traffic{1, 2 * kRowBytes});
+  CHECK(traffic([&] { u.roll(1, 0) + u.roll({-1, 3}, {0, 1}); }).calls == 0);
+  const Tensor after = u.clone();
+  CHECK(traffic([&] { after.roll(1, 0); }).calls == 0);
+  after.mul_(2);
+  CHECK(traffic([&] { after.roll(1, 0); }) == Traffic{1, 2 * kRowBytes});
+  // Slices read a region of their own.
+  CHECK(traffic([&] { u.slice(0, 2) * 1; }).calls == 1);
+  set_ghost_width(u, {2, 0});
+  CHECK(traffic([&] { u.roll(1, 0); }) == Traffic{1, 2 * 2 * kRowBytes});
+}
+
+TEST_CASE("ghost width: addends are rolled like elements, and gradients flow back") {
+  const DeviceMesh mesh(World::local(4), {2, 2});
+  const Tensor plain = numbers({12, 8});
+  const Tensor half = distribute_tensor(plain / 2, mesh, {Replicate(), Shard(0)});
+  const Tensor u = from_local(to_local(half), mesh, {Partial(), Shard(0)}).clone();
+  set_ghost_width(u, {1, 0});
+  const Tensor x = u.detach().requires_grad_();
+  const Tensor next = x.roll(1, 0) + x.roll(-1, 0) * x;
+  CHECK(torch::allclose(full_tensor(next), plain.roll(1, 0) + plain.roll(-1, 0) * plain));
+}
+
 TEST_CASE("ghost width: slices beyond the region are fetched alone, and those with a step in it are not") {
   const Tensor u = rows_on_4_ranks();
   set_ghost_width(u, {1, 0});

@@ -59,6 +59,18 @@ TEST_CASE("halo: shifts by zero do not communicate", "[ops][halo]") {
   CHECK(comm.total() == 4);  // full_tensor()
 }
 
+TEST_CASE("halo: a shift by zero along a split dim lets other dims be rolled without communication", "[ops][halo]") {
+  const auto plain = at::arange(60).view({6, 5, 2});
+  const auto x = distribute_tensor(plain, DeviceMesh(World::local(3), {3}), {Shard(0)});
+  CommDebugMode comm;
+  for (const auto& shifts : std::vector<std::vector<int64_t>>{{0, 2, 0}, {6, -1, 1}, {-12, 0, 3}}) {
+    const at::Tensor y = x.roll(shifts, {0, 1, 2});
+    CHECK(to_string(DTensor(y).placements()) == "S(0)");
+    CHECK(comm.total() == 0);
+    CHECK(at::equal(DTensor(y).local(1), plain.roll(shifts, {0, 1, 2}).narrow(0, 2, 2)));
+  }
+}
+
 TEST_CASE("halo: padding matches ATen", "[ops][halo]") {
   check("pad", {{7, 5}}, [](auto& t) { return Tensors{at::constant_pad_nd(t[0], {1, 2, 3, 1})}; });
   check("pad with a number", {{7, 5}}, [](auto& t) { return Tensors{at::constant_pad_nd(t[0], {1, 2}, 0.5)}; });

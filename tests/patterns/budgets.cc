@@ -104,6 +104,8 @@ const std::vector<PatternBudget>& pattern_budgets() {
       {"Tall QR", "mesh(rows=8)", "the next", 1, 448},
       {"Stencil by roll", "mesh(rows=4, columns=4)", "a round", 2, 256},
       {"Stencil by roll", "mesh(rows=4, columns=4)", "the next", 2, 256},
+      {"Stencil by roll, declared width", "mesh(rows=4, columns=4)", "a round", 1, 272},
+      {"Stencil by roll, declared width", "mesh(rows=4, columns=4)", "the next", 1, 272},
       {"Stencil by pad", "mesh(rows=4, columns=4)", "a round", 1, 272},
       {"Stencil by pad", "mesh(rows=4, columns=4)", "the next", 1, 272},
       {"Stencil by pad", "mesh(rows=32, columns=32)", "a round", 1, 272},

@@ -1,0 +1,104 @@
+#include "ops/halo/declared_region.h"
+
+#include <algorithm>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "dtensor/ghost_width.h"
+#include "dtensor/layout_cache/cached_facts.h"
+#include "dtensor/layout_cache/remembered_bytes.h"
+#include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/representation.h"
+#include "ops/halo/exchange.h"
+#include "plan/memo.h"
+
+namespace dtensor::internal {
+namespace {
+
+using DeclaredRegionPtr = std::shared_ptr<const DeclaredRegion>;
+
+// By the spec's number, the width and whether the region is periodic. Null: there is no region.
+struct RegionMemo : Memo<std::tuple<uint64_t, std::vector<int64_t>, bool>, DeclaredRegionPtr, 256> {};
+
+int64_t end_of(const IndexRange& run) { return run.begin + run.size; }
+
+// From the first to the last index of a rank's part of the tensor, `own`, and of its parts of all slices that leave out
+// up to `left_out` indices.
+//
+// Only the smallest slices need be looked at, as many sizes as the dim has parts: those of larger slices lie within
+// theirs, since the length of a part changes at least once among as many sizes.
+std::vector<IndexRange> reached_by_slices(const Spec& spec, int64_t dim, int64_t left_out,
+                                          std::vector<IndexRange> own) {
+  Shape sizes = spec.sizes();
+  for (int64_t k = std::max<int64_t>(1, left_out - static_cast<int64_t>(own.size()) + 1); k <= left_out; ++k) {
+    sizes[dim] = spec.sizes()[dim] - k;
+    const at::IntArrayRef of_slice(sizes.data(), sizes.size());
+    const auto parts = runs_along(*Spec::get(spec.mesh(), spec.placements(), of_slice, spec.dtype()), dim);
+    for (size_t i = 0; parts && i < parts->size();
+         ++i) {  // slices of a size of which a rank has no part are no windows
+      const int64_t begin = std::min(own[i].begin, (*parts)[i].begin);
+      own[i] = {begin, std::max(end_of(own[i]), end_of((*parts)[i]) + k) - begin};
+    }
+  }
+  return own;
+}
+
+// Of the rolled tensors: `width` indices before and after each part. They go around the dim: -1 is its last index.
+std::vector<IndexRange> reached_by_rolls(int64_t width, std::vector<IndexRange> own) {
+  for (IndexRange& run : own) run = {run.begin - width, run.size + 2 * width};
+  return own;
+}
+
+DeclaredRegionPtr make_region(const SpecPtr& spec, const std::vector<int64_t>& width, bool periodic) {
+  auto declared = std::make_shared<DeclaredRegion>();
+  declared->region.periodic = periodic;
+  HaloRequest request{spec, spec, {}};
+  for (int64_t d = 0; d < spec->ndim(); ++d) {
+    const auto cutting = cutting_mesh_dims(*spec, {d});
+    if (width[d] == 0 || cutting.empty()) continue;
+    const auto own = runs_along(*spec, d);
+    if (!own) return nullptr;
+    const auto reached = periodic ? reached_by_rolls(width[d], *own) : reached_by_slices(*spec, d, 2 * width[d], *own);
+    declared->region.dims.push_back({d, cutting, reached});
+    // The first place of a periodic region shows index -width.
+    const int64_t n = spec->sizes()[d], shift = periodic ? width[d] : 0;
+    const auto reach = [own = *own, reached, shift](const IndexRanges& part) {
+      const IndexRange& wanted = reached[std::find(own.begin(), own.end(), part[0]) - own.begin()];
+      return IndexRanges{{wanted.begin + shift, wanted.size}};
+    };
+    request.dims.push_back({d, periodic ? circular(n, width[d], width[d]) : sliced(0, n, 1), reach});
+  }
+  if (!request.dims.empty()) declared->plan = make_halo_plan(request);
+  return declared->plan ? declared : nullptr;
+}
+
+}  // namespace
+
+DeclaredRegionPtr declared_region(const at::Tensor& t, bool periodic) {
+  const std::vector<int64_t> width = ghost_width(t);
+  if (width.empty() || !may_cache_facts(t)) return nullptr;
+  const SpecPtr& spec = spec_of(t);
+  const World& world = spec->mesh().world();
+  RegionMemo& memo = world.attachment<RegionMemo>();
+  const std::tuple key{spec->id(), width, periodic};
+  auto found = memo.find(key);
+  if (!found) memo.insert(key, *(found = make_region(spec, width, periodic)), {spec});
+  const DeclaredRegionPtr& declared = *found;
+  const bool fits = declared && declared->plan->peak_bytes <= current_dispatch_scope().hints.limits.max_bytes &&
+                    fits_in_cache(world, box_bytes(declared->region, *spec));
+  return fits ? declared : nullptr;
+}
+
+CachedGhostRegion fetch_region(const DeclaredRegion& declared, const at::Tensor& t, const CommCause& cause) {
+  const Spec& spec = *spec_of(t);
+  GhostRegion around = declared.region;
+  RankTensors fetched = fetch_halos(*declared.plan, meta_for_read(t).locals, 0, cause);
+  auto storage = std::make_shared<LocalStorage>(spec.mesh().world(), box_bytes(around, spec));
+  around.boxes = std::make_shared<LazyParts>(LazyParts::Made{std::move(fetched), std::move(storage)});
+  cache_ghost_region(t, around);
+  return std::make_shared<const GhostRegion>(std::move(around));
+}
+
+}  // namespace dtensor::internal

@@ -1,0 +1,28 @@
+// The ghost regions of a tensor with a declared ghost width (dtensor/ghost_width.h): which elements they have, and the
+// exchange that fetches them. Slices read one region, and roll() another, the periodic one.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+#include "comm/comm_event.h"
+#include "dtensor/layout_cache/ghost_region.h"
+#include "dtensor/layout_cache/storage_cache.h"
+#include "ops/halo/plan.h"
+
+namespace dtensor::internal {
+
+struct DeclaredRegion {
+  GhostRegion region;                    // without boxes
+  std::shared_ptr<const HaloPlan> plan;  // fetches the boxes
+};
+
+// Null: no width was declared for `t`, its layout has no region, nothing about it may be cached, or the region exceeds
+// a limit. The same on all ranks.
+std::shared_ptr<const DeclaredRegion> declared_region(const at::Tensor& t, bool periodic);
+
+// Fetches the boxes of `declared`, and caches the region for `t`. A collective call.
+CachedGhostRegion fetch_region(const DeclaredRegion& declared, const at::Tensor& t, const CommCause& cause);
+
+}  // namespace dtensor::internal

@@ -1,0 +1,34 @@
+// Parts of rolled tensors: which elements of other ranks roll() fetches, and when it has them already.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "comm/comm_event.h"
+#include "comm/rank_tensors.h"
+#include "ops/halo/decision.h"
+#include "ops/halo/index_map.h"
+
+namespace dtensor::internal {
+
+// By how many elements a roll shifts along a dim: at most half of it, in either direction.
+int64_t shift_of(const IndexMap& rolled);
+
+// The request for the elements that a shift along one dim needs, and the same shift the other way, which programs
+// usually call next. `dims`: of the roll. nullopt: it shifts along several dims, or parts are shorter than the shift,
+// or in pieces.
+std::optional<HaloRequest> both_ways(const SpecPtr& source, const std::vector<HaloDim>& dims);
+
+// The parts of `self`, rolled along `dims`, from its declared ghost region (declared_region.h), which is fetched if it
+// is not cached. nullopt: no region was declared, or a shift goes beyond the declared width.
+std::optional<RankTensors> rolled_within_region(const at::Tensor& self, const std::vector<HaloDim>& dims,
+                                                const CommCause& cause);
+
+// The same from the cached margins of both ways, if the decision says so; else by an exchange of its own. REQUIRES:
+// decision.plan.
+RankTensors rolled_parts(const HaloDecision& decision, const at::Tensor& self, const std::vector<HaloDim>& dims,
+                         const CommCause& cause);
+
+}  // namespace dtensor::internal
