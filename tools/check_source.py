@@ -14,6 +14,7 @@
   words       comments and string literals of sources (test names and error texts among them), scripts, and the pages
               and files of PROSE contain none of BANNED_WORDS; comments of headers outside internal/ have no "Internal",
               which their namespace says
+  concepts    the table of CONCEPTS has at most MAX_CONCEPTS, and names each header of dtensor/dispatch/
   --format    clang-format-14 would change nothing; skipped, saying so, where that is not installed
 
 Prints a line per fault; exits 1 if there is one.
@@ -38,6 +39,8 @@ PROGRAMS = ["benchmarks", "examples", "tools"]
 # What programs include is above all.
 UMBRELLA = "dtensor/dtensor.h"
 MAX_FOLDERS = 18
+CONCEPTS = ("docs/design.md", "## The concepts of `dispatch()`")
+MAX_CONCEPTS = 20
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
 ANONYMOUS = re.compile(r"^namespace \{$(.*?)^\}  // namespace$", re.M | re.S)
 # Forward declarations of public types are the exception.
@@ -250,6 +253,20 @@ def root_faults(root):
     return [f"{len(folders)} folders at the root, more than {MAX_FOLDERS}: {', '.join(folders)}"]
 
 
+def concept_faults(root, paths):
+    page, heading = CONCEPTS
+    if not os.path.exists(os.path.join(root, page)):
+        return []
+    section = read(root, page).partition(heading + "\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")][2:]
+    faults = [f"{page}: {len(rows)} concepts, more than {MAX_CONCEPTS}"] if len(rows) > MAX_CONCEPTS else []
+    named = set(re.findall(r"`(\w+\.h)`", section))
+    faults += [f"{path}: belongs to no concept of {page}" for path in paths
+               if path.startswith("dtensor/dispatch/") and path.endswith(".h") and path != "dtensor/dispatch/dispatch.h" and
+               os.path.basename(path) not in named]
+    return faults
+
+
 def format_faults(root, paths):
     if not shutil.which(CLANG_FORMAT):
         print(f"skipped: there is no {CLANG_FORMAT}")
@@ -271,7 +288,7 @@ def main(arguments):
     faults = (direction_faults(includes) + cycle_faults(includes, unit_of) + cycle_faults(includes, room_of) +
               namespace_faults(root, includes) + name_faults(root, sources(root, LAYERS)) + size_faults(root, includes) +
               word_faults(root, worded_files(root)) + internal_faults(root, includes) +
-              thread_faults(root, sources(root, LAYERS)) + root_faults(root))
+              thread_faults(root, sources(root, LAYERS)) + root_faults(root) + concept_faults(root, includes))
     if formats:
         faults += format_faults(root, list(sources(root, LAYERS + PROGRAMS + ["tests"])))
     print("\n".join(faults) if faults else f"{len(includes)} files of {len(LAYERS + PROGRAMS)} folders: no fault")
