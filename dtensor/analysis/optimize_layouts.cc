@@ -251,6 +251,7 @@ class Optimizer {
       return std::find(step.missed.begin(), step.missed.end(), pin.call) != step.missed.end();
     };
     pins.erase(std::remove_if(pins.begin(), pins.end(), is_missed), pins.end());
+    if (pins.empty()) return false;  // the step is another one by what an earlier trial left behind, not by `pins`
     for (LayoutPin& pin : pins)
       pin.seconds = (plan_.after.seconds - step.cost.seconds) / static_cast<double>(pins.size());
     plan_.pins = with(pins);

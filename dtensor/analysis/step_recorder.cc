@@ -62,20 +62,22 @@ class Recorder final : public StepDecider, public CommListener {
   void on_call(const CommEvent& event, const CommView& view, bool before) override {
     if (before) return;
     std::lock_guard lock(mutex_);
-    if (!cost_) return;
-    const GroupExtent group = group_extent(*view.call.group, cost_->ranks_per_node);
-    const double seconds = cost_->collective(event.collective, group, event.bytes);
-    step_.cost.seconds += seconds;
-    ++step_.cost.collectives;
-    step_.cost.bytes += event.bytes;
-    for (const auto& [call, share] : charged_) step_.calls[call].seconds += seconds * share;
+    once_priced(
+        [this, collective = event.collective, group = *view.call.group, bytes = event.bytes, charged = charged_] {
+          const double seconds = cost_->collective(collective, group_extent(group, cost_->ranks_per_node), bytes);
+          step_.cost.seconds += seconds;
+          ++step_.cost.collectives;
+          step_.cost.bytes += bytes;
+          for (const auto& [call, share] : charged) step_.calls[call].seconds += seconds * share;
+        });
   }
 
   void on_work(const WorkEvent& event) override {
     std::lock_guard lock(mutex_);
-    if (!cost_) return;
-    step_.cost.flops += event.flops;
-    step_.cost.seconds += cost_->products(event.flops, event.dtype);
+    once_priced([this, flops = event.flops, dtype = event.dtype] {
+      step_.cost.flops += flops;
+      step_.cost.seconds += cost_->products(flops, dtype);
+    });
   }
 
   RecordedStep take() {
@@ -92,6 +94,15 @@ class Recorder final : public StepDecider, public CommListener {
     world_ = world;
     world_->memory().reset_peak();
     cost_ = cost_model(world);
+    for (const auto& add : std::exchange(unpriced_, {})) add();
+  }
+
+  // Calls `add` when the cost model is known: from the first decided call on. redistribute() and halos may communicate
+  // before it.
+  template <typename Add>
+  void once_priced(Add add) {
+    if (cost_) return add();
+    unpriced_.push_back(std::move(add));
   }
 
   static uint64_t next_recording() {
@@ -106,6 +117,7 @@ class Recorder final : public StepDecider, public CommListener {
   CostShares charged_;
   std::optional<World> world_;
   std::shared_ptr<const CostModel> cost_;
+  std::vector<std::function<void()>> unpriced_;  // additions to step_.cost
   int64_t index_ = -1;
   std::set<int64_t> taken_;  // calls whose override matched
 };

@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -118,6 +119,21 @@ TEST_CASE("optimize_layouts: an empty plan if nothing is better", "[dtensor][opt
   CHECK(plan.pins.empty());
   CHECK(plan.before.collectives == plan.after.collectives);
   CHECK_THAT(plan.explain(), Catch::Contains("nothing better"));
+}
+
+TEST_CASE("optimize_layouts: collectives before the first decided call count", "[dtensor][optimize_layouts]") {
+  const DeviceMesh mesh(World::abstract(4), {4}, {"tp"});
+  const Tensor x = zeros({64, 16}, mesh, {Shard(0)});
+  const auto redistributed = [&] { redistribute(x, {Shard(1)}).mul(2); };
+  const auto rolled = [&] { x.roll(1, 0).mul(2); };
+  for (const std::function<void()>& step : {std::function<void()>(redistributed), std::function<void()>(rolled)}) {
+    CommDebugMode comm;
+    step();
+    const StepCost cost = optimize_layouts(step).before;
+    CHECK(cost.collectives == 1);
+    CHECK(cost.bytes == comm.events()[0].bytes);
+    CHECK(cost.seconds > 0);
+  }
 }
 
 TEST_CASE("optimize_layouts: respects the limits for memory and trials", "[dtensor][optimize_layouts]") {
