@@ -292,9 +292,11 @@ void fetch_parts(const at::Tensor& tensor) {
 std::vector<at::Tensor> mutable_local_tensors(const at::Tensor& tensor) {
   const DTensorMeta& meta = checked_layout(tensor, "mutable_local_tensors");
   const ViewOrigin* origin = origin_of(*meta.storage);
-  TORCH_CHECK_VALUE(origin == nullptr || !origin->moved, "[mutable_local_tensors] ", meta.spec->to_string(),
-                    " is a view whose parts had to be copied from other ranks: writing to them would not reach the "
-                    "tensor that it is a view of. Write to the view with an operator, or to the parts of that tensor.");
+  TORCH_CHECK_VALUE(origin == nullptr, "[mutable_local_tensors] ", meta.spec->to_string(), " is a view whose parts ",
+                    origin->moved ? "had to be copied from other ranks"
+                                  : "this process had to copy, because of the strides of the parts of its base",
+                    ": writing to them would not reach the tensor that it is a view of. Write to the view with an "
+                    "operator, or to the parts of that tensor.");
   allow_user_writes(tensor);
   return meta.locals;
 }

@@ -54,7 +54,8 @@ std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placeme
 
 // The local tensors, one per owned rank, outside autograd, to write to. All ranks of the mesh call it alike: the tensor
 // is no longer cached from now on, since the library does not see such writes, and operators redistribute it each time.
-// Error (ValueError): a copied view, since writes would not reach its base.
+// Error (ValueError): a copied view, since writes would not reach its base; also one that only this process had to
+// copy, as a view of parts with other strides than the parts of other ranks, given to from_local().
 std::vector<at::Tensor> mutable_local_tensors(const at::Tensor& tensor);
 
 // Collective: all ranks of the mesh call it. Fetches local tensors that are not available yet, so that to_local() and

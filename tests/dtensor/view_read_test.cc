@@ -67,6 +67,19 @@ TEST_CASE("view reads: operators that return a number read the view again") {
   CHECK(full_tensor(redistribute(z, {Shard(0)})).sum().item<double>() == 12);
 }
 
+TEST_CASE("mutable_local_tensors: an error for a view that this process copied because of its parts' strides") {
+  const DeviceMesh mesh = mesh_of(2);
+  const auto rows = from_local({torch::ones({2, 6}), torch::ones({2, 6})}, mesh, {Shard(0)});
+  for (const Tensor& part : mutable_local_tensors(rows.view({4, 2, 3}))) part.fill_(3);
+  CHECK(full_tensor(rows).sum().item<float>() == 72);
+  const auto turned = from_local({torch::ones({2, 6}), torch::ones({6, 2}).t()}, mesh, {Shard(0)});
+  const Tensor copied = turned.view({24});
+  CHECK_THROWS_WITH(mutable_local_tensors(copied), Catch::Contains("this process had to copy") &&
+                                                       Catch::Contains("Write to the view with an operator"));
+  copied.fill_(3);
+  CHECK(full_tensor(turned).sum().item<float>() == 72);
+}
+
 TEST_CASE("view reads: optimizers, copies and loads update views") {
   const DeviceMesh mesh = mesh_of(2);
   auto p = distribute_tensor(torch::ones({6, 2}, torch::kDouble), mesh, {Shard(0)}).requires_grad_();
