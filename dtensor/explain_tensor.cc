@@ -26,8 +26,7 @@ void write_layout(std::ostream& os, const at::Tensor& t) {
   if (is_leaf_parameter(t)) os << "  parameter: its gradient gets this layout\n";
   if (is_unwritten_factory_result(t)) os << "  made by a factory: operators may shard it without communication\n";
   if (const auto width = ghost_width(t); !width.empty()) os << "  ghost width: " << c10::IntArrayRef(width) << '\n';
-  if (meta.hints.preferred_layout)
-    os << "  preferred layout: " << to_string(meta.hints.preferred_layout->placements()) << '\n';
+  if (meta.hints.any()) os << "  " << meta.hints.to_string() << '\n';
 }
 
 // Whether the values are there.

@@ -68,6 +68,11 @@ bool is_alike(const c10::SmallVector<TensorHints, kInline>& inputs, size_t a, si
 
 }  // namespace
 
+std::string TensorHints::to_string() const {
+  const auto& [preferred] = *this;
+  return preferred ? "preferred layout: " + dtensor::to_string(preferred->placements()) : "";
+}
+
 std::string ScopeHints::to_string() const {
   const auto& [limits, keep_class_shards] = *this;  // all: a member that is missing is a compile error
   std::string text;

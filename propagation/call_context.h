@@ -38,6 +38,7 @@ struct TensorHints {
     return std::tie(preferred);
   }
   bool any() const { return members() != TensorHints().members(); }
+  std::string to_string() const;  // "preferred layout: S(0)", for DTensor::explain(); empty: none is known
 };
 
 // What the code around a call asks of it.
