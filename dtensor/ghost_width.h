@@ -1,13 +1,13 @@
-// Declares how far stencils reach, so that one exchange fetches the elements of all slices, or all rolls, of a tensor
-// that ranks lack: the stencil width of PETSc's DMDA.
+// Declares how far stencils reach, as the stencil width of PETSc's DMDA: one exchange then fetches the elements that
+// ranks lack for all slices of a tensor, and one those that they lack for all its rolls.
 //
 //   at::Tensor u = zeros({256, 256}, mesh, {Shard(0), Shard(1)});
-//   set_ghost_width(u, {1, 1});  // rows and columns are read one beyond each element
+//   set_ghost_width(u, {1, 1});  // each element reads its neighbours one row and one column away
 //   auto inside = [&](int64_t row, int64_t column) { return u.narrow(0, row, 254).narrow(1, column, 254); };
 //   inside(1, 1).copy_((inside(0, 1) + inside(2, 1) + inside(1, 0) + inside(1, 2)) / 4);
 //
-// ops/halo/declared_region.cc fetches the ghost region, which the cache of the tensor keeps
-// (layout_cache/ghost_region.h).
+// ops/halo/declared_region.cc fetches the ghost regions, which the cache of the tensor keeps
+// (layout_cache/ghost_region.h). docs/halos.md has examples.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,21 +24,22 @@ namespace dtensor {
 // the region was read since the last write, and that takes at most twice as long; else the next read fetches it.
 // Without a width, each slice is an exchange of its own, when an operator reads it.
 //
-// The same holds for roll() by up to width[d] elements along each sharded dim d, whose region goes around the ends of
-// the dims, as periodic boundaries do. It is an exchange of its own, fetched by the first such roll, and dropped at a
-// write. Padding, windows and convolutions need no declaration: each is one call that fetches all of its halo.
+// Rolls by up to width[d] elements along each sharded dim d read a second, periodic region, which goes around the ends
+// of the dims. The first such roll after a write fetches it in an exchange of its own. Convolutions, pooling and
+// unfold() need no declaration: each is one call, which fetches all of its halo.
 //
 // {} or zeros withdraw the declaration. It belongs to the tensor: handles and aliases of the same sizes, dtype and
-// offset have it, writes keep it, and a clone() gets it; results of other operators have none. Slices of slices of `t`
-// count as slices of `t`. Never communicates. All ranks call it alike, as it decides what is communicated.
+// offset have it, writes keep it, and a clone() gets it; results of other operators have none, so that a loop over
+// `u = step(u)` declares it again in each step. Slices of slices of `t` count as slices of `t`. Never communicates. All
+// ranks call it alike, as it decides what is communicated.
 //
-// Slices and rolls are still fetched one by one in inference mode, if a rank has no part of `t` or several pieces, or
-// if a part with its ghost region exceeds the limit of remembered bytes (remembered_layouts.h) or a
-// RedistributeMemoryLimit.
+// It has no effect in inference mode; if a rank has no part of `t` or several pieces; for rolls of a tensor that is not
+// row-major; and if a part with its ghost region exceeds the limit of remembered bytes (remembered_layouts.h), or the
+// exchange a RedistributeMemoryLimit.
 //
-// Errors: a plain tensor (TypeError); a number of values other than t.dim(), a negative value, one that leaves nothing
-// of its dim, or local tensors that the program may write to (from_local(), mutable_local_tensors()), of which nothing
-// is cached (ValueError); a complex tensor (NotImplementedError).
+// Errors: a plain tensor (TypeError); a number of values other than t.dim(), a negative value, one above
+// (t.size(d) - 1) / 2, with which slices would be empty, or local tensors that the program may write to (from_local(),
+// mutable_local_tensors()), of which nothing is cached (ValueError); a complex tensor (NotImplementedError).
 void set_ghost_width(const at::Tensor& t, at::IntArrayRef width);
 
 // The declared width; empty without one. Error (TypeError): a plain tensor.

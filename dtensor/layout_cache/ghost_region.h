@@ -51,6 +51,8 @@ struct GhostRegion {
     int64_t dim;
     std::vector<int64_t> cut_by;    // the mesh dims that cut it
     std::vector<IndexRange> known;  // indices in the boxes, by a rank's position along these mesh dims
+
+    friend bool operator==(const Dim&, const Dim&) = default;
   };
   std::vector<Dim> dims;  // along which the boxes go beyond the parts, ascending
   std::shared_ptr<LazyParts> boxes;
@@ -69,7 +71,7 @@ void cache_ghost_region(const at::Tensor& t, GhostRegion region);
 // through a copied view keeps the region if the same exchange brings its new elements, or none are needed
 // (ViewOrigin::after_write() in copied_view.h).
 std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t, bool periodic = false);
-// Periodic ones, too.
+// Drops both regions of `t`.
 void drop_ghost_regions(const at::Tensor& t);
 
 }  // namespace dtensor::internal

@@ -5,7 +5,8 @@
 
 namespace examples {
 
-// Periodic borders.
+// Periodic borders. A program on a mesh calls dtensor::set_ghost_width(grid, {1, 1}) before each step, for one exchange
+// instead of one per dim.
 torch::Tensor heat_by_roll(const torch::Tensor& grid, double rate);
 // Zero beyond the borders.
 torch::Tensor heat_by_pad(const torch::Tensor& grid, double rate);

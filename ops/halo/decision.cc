@@ -90,7 +90,6 @@ DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
   const auto rule = RuleRegistry::instance().find(call.op);
   const auto by_rule = rule ? propagate(call, rule) : nullptr;
   if (const auto choice = choose(by_rule.get())) {
-    decision->result = choice->result;
     auto plan = make_halo_plan(choice->request);
     const bool fits = plan && plan->peak_bytes <= call.context.scope.limits.max_bytes;
     const auto cost = cost_model(call.mesh.world());
@@ -107,6 +106,7 @@ DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
       if (decision->later && decision->later->peak_bytes > call.context.scope.limits.max_bytes)
         decision->later = nullptr;
       decision->plan = std::move(plan);
+      decision->result = choice->result;
     }
   }
   return decision;

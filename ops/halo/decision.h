@@ -21,7 +21,7 @@ namespace dtensor::internal {
 
 struct HaloDecision {
   std::shared_ptr<const HaloPlan> plan;   // null: follow the rule
-  SpecPtr result;                         // HaloChoice::result; null: halos cannot serve this call
+  SpecPtr result;                         // of the operator's first result
   std::shared_ptr<const HaloPlan> both;   // plan for HaloChoice::both; null: not worth it
   std::shared_ptr<const HaloPlan> later;  // plan for HaloChoice::later; null: none
 };

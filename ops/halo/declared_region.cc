@@ -36,8 +36,8 @@ std::vector<IndexRange> reached_by_slices(const Spec& spec, int64_t dim, int64_t
     sizes[dim] = spec.sizes()[dim] - k;
     const at::IntArrayRef of_slice(sizes.data(), sizes.size());
     const auto parts = runs_along(*Spec::get(spec.mesh(), spec.placements(), of_slice, spec.dtype()), dim);
-    for (size_t i = 0; parts && i < parts->size();
-         ++i) {  // slices of a size of which a rank has no part are no windows
+    // A size of which a rank has no part is skipped: such slices do not read the region.
+    for (size_t i = 0; parts && i < parts->size(); ++i) {
       const int64_t begin = std::min(own[i].begin, (*parts)[i].begin);
       own[i] = {begin, std::max(end_of(own[i]), end_of((*parts)[i]) + k) - begin};
     }
@@ -45,7 +45,8 @@ std::vector<IndexRange> reached_by_slices(const Spec& spec, int64_t dim, int64_t
   return own;
 }
 
-// Of the rolled tensors: `width` indices before and after each part. They go around the dim: -1 is its last index.
+// What rolls by up to `width` reach: so many indices before and after each part. They go around the dim: -1 is its last
+// index.
 std::vector<IndexRange> reached_by_rolls(int64_t width, std::vector<IndexRange> own) {
   for (IndexRange& run : own) run = {run.begin - width, run.size + 2 * width};
   return own;
@@ -62,7 +63,7 @@ DeclaredRegionPtr make_region(const SpecPtr& spec, const std::vector<int64_t>& w
     if (!own) return nullptr;
     const auto reached = periodic ? reached_by_rolls(width[d], *own) : reached_by_slices(*spec, d, 2 * width[d], *own);
     declared->region.dims.push_back({d, cutting, reached});
-    // The first place of a periodic region shows index -width.
+    // Place 0 of a periodic region is index -width.
     const int64_t n = spec->sizes()[d], shift = periodic ? width[d] : 0;
     const auto reach = [own = *own, reached, shift](const IndexRanges& part) {
       const IndexRange& wanted = reached[std::find(own.begin(), own.end(), part[0]) - own.begin()];
@@ -86,7 +87,9 @@ DeclaredRegionPtr declared_region(const at::Tensor& t, bool periodic) {
   auto found = memo.find(key);
   if (!found) memo.insert(key, *(found = make_region(spec, width, periodic)), {spec});
   const DeclaredRegionPtr& declared = *found;
-  const bool fits = declared && declared->plan->peak_bytes <= current_dispatch_scope().hints.limits.max_bytes &&
+  const int64_t result_bytes = periodic ? spec->max_local_bytes() : 0;  // roll() has its result beside the box
+  const bool fits = declared &&
+                    declared->plan->peak_bytes + result_bytes <= current_dispatch_scope().hints.limits.max_bytes &&
                     fits_in_cache(world, box_bytes(declared->region, *spec));
   return fits ? declared : nullptr;
 }

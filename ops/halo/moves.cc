@@ -148,8 +148,8 @@ at::Tensor rolled_nowhere(const at::Tensor& self, bool as_list) {
   return at::clone(self, joined ? self.suggest_memory_format() : at::MemoryFormat::Contiguous);
 }
 
-// roll() along these dims alone: along others of the call nothing moves, so the rule may leave them sharded. Of
-// row-major tensors, as other strides of the result depend on all dims of the call.
+// roll() along these dims alone: along others of the call nothing moves, so the rule may leave them sharded. Only for
+// row-major tensors: other strides of the result depend on all dims of the call.
 at::Tensor rolled_along(const at::Tensor& self, const std::vector<HaloDim>& dims) {
   std::vector<int64_t> shifts, numbers;
   for (const HaloDim& d : dims) {
@@ -178,6 +178,10 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
                                                  : dispatch_by_rule(op, stack);
   }
   const at::Tensor self = reduced_argument(op, args, "self", move->passing);
+  const CommCause cause = call_cause(op, "self", self);
+  if (kDescribe == roll) {
+    if (auto rolled = rolled_within_width(self, move->dims, cause)) return return_tensors(op, stack, {*rolled});
+  }
   const SpecPtr& source = spec_of(self);
   const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
     Shape sizes = source->sizes();
@@ -188,11 +192,6 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
     if (kDescribe == roll) choice.both = both_ways(source, move->dims);
     return choice;
   });
-  const CommCause cause = call_cause(op, "self", self);
-  if (kDescribe == roll && decision->result) {
-    if (auto parts = rolled_within_region(self, move->dims, cause))
-      return return_tensors(op, stack, {make_dtensor(decision->result, *std::move(parts))});
-  }
   if (!decision->plan) return dispatch_by_rule(op, stack);
   if (decision->later && may_cache_facts_of_new(*decision->result))
     return return_tensors(op, stack, {pad_lazily(*decision, self, move->fill, cause)});

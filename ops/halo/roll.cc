@@ -14,26 +14,44 @@
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/declared_region.h"
 #include "ops/halo/exchange.h"
+#include "placement/placement.h"
 
 namespace dtensor::internal {
 namespace {
 
-// ------------------------------------------------------------ a declared ghost region
+// ------------------------------------------------------------ with a declared width
 
-// The box of a rank, cut down to its rolled part. `own`: the rank's part of the tensor.
-at::Tensor rolled_box(at::Tensor box, const GhostRegion& region, const LocalLayout& own,
-                      const std::vector<int64_t>& width, const std::vector<HaloDim>& dims) {
-  std::vector<int64_t> shift(width.size(), 0);
+// The part of a rank, rolled, from its box. `own`: its part of the tensor; `box`: the indices in the box.
+at::Tensor rolled_part(at::Tensor part, const LocalLayout& own, const LocalLayout& box, const GhostRegion& region,
+                       const std::vector<HaloDim>& dims) {
+  std::vector<int64_t> shifts, along;  // of dims that no rank boundary cuts
+  std::vector<int64_t> shift(own.dims.size(), 0);
   for (const HaloDim& d : dims) {
     shift[d.dim] = shift_of(d.map);
-    if (region.along(d.dim) == nullptr) box = at::roll(box, shift[d.dim], d.dim);
+    if (region.along(d.dim) != nullptr) continue;
+    shifts.push_back(shift[d.dim]);
+    along.push_back(d.dim);
   }
-  for (const GhostRegion::Dim& d : region.dims)
-    box = box.narrow(d.dim, width[d.dim] - shift[d.dim], own.dims[d.dim][0].size);
-  return at::clone(box, at::MemoryFormat::Contiguous);
+  for (const GhostRegion::Dim& d : region.dims) {
+    const IndexRange& wanted = own.dims[d.dim][0];
+    part = part.narrow(d.dim, wanted.begin - shift[d.dim] - box.dims[d.dim][0].begin, wanted.size);
+  }
+  return along.empty() ? at::clone(part, at::MemoryFormat::Contiguous) : at::roll(part, shifts, along).contiguous();
 }
 
-// ------------------------------------------------------------ one way and then the other
+// The cached periodic region of `t` if it is that of the present width; else null. One of another width may be left
+// from a handle with other bits or strides, for which the width was declared.
+CachedGhostRegion region_of_width(const at::Tensor& t, const DeclaredRegion& declared) {
+  meta_for_read(t);  // a copied view drops its region if its base was written to
+  auto region = cached_ghost_region(t, /*periodic=*/true);
+  if (region && region->dims != declared.region.dims) {
+    drop_ghost_regions(t);
+    region = nullptr;
+  }
+  return region;
+}
+
+// ------------------------------------------------------------ without: margins of both borders
 
 // Every rank's part, shifted: elements that enter at one end come from the margins.
 RankTensors shifted(const RankTensors& locals, const CachedMargins& margins, int64_t dim, int64_t shift) {
@@ -82,9 +100,9 @@ std::optional<HaloRequest> both_ways(const SpecPtr& source, const std::vector<Ha
   return HaloRequest{source, source, {std::move(beside)}};
 }
 
-std::optional<RankTensors> rolled_within_region(const at::Tensor& self, const std::vector<HaloDim>& dims,
-                                                const CommCause& cause) {
-  const auto declared = declared_region(self, /*periodic=*/true);
+std::optional<at::Tensor> rolled_within_width(const at::Tensor& self, const std::vector<HaloDim>& dims,
+                                              const CommCause& cause) {
+  const auto declared = self.is_contiguous() ? declared_region(self, /*periodic=*/true) : nullptr;
   if (!declared) return std::nullopt;
   const Spec& spec = *spec_of(self);
   const std::vector<int64_t> width = ghost_width(self);
@@ -92,18 +110,24 @@ std::optional<RankTensors> rolled_within_region(const at::Tensor& self, const st
     const bool is_cut = !cutting_mesh_dims(spec, {d.dim}).empty();
     if (is_cut && std::abs(shift_of(d.map)) > width[d.dim]) return std::nullopt;
   }
-  auto region = cached_ghost_region(self, /*periodic=*/true);
+  auto region = region_of_width(self, *declared);
   if (region) {
     report_reuse(cause, "ghost region", declared->plan->bytes);
   } else {
     region = fetch_region(*declared, self, cause);
   }
   const RankTensors& boxes = region->boxes->get()->parts;
-  LocalGuard guard;
-  RankTensors result;
-  for (size_t i = 0; i < boxes.size(); ++i)
-    result.push_back(rolled_box(boxes[i], *region, spec.layout_of_rank(spec.mesh().local_ranks()[i]), width, dims));
-  return result;
+  RankTensors parts;
+  {
+    LocalGuard guard;
+    for (size_t i = 0; i < boxes.size(); ++i) {
+      const int64_t rank = spec.mesh().local_ranks()[i];
+      parts.push_back(
+          rolled_part(boxes[i], spec.layout_of_rank(rank), box_of_rank(*region, spec, rank), *region, dims));
+    }
+  }
+  const at::IntArrayRef sizes(spec.sizes().data(), spec.sizes().size());
+  return make_dtensor(Spec::get(spec.mesh(), as_addends(spec.placements()), sizes, spec.dtype()), std::move(parts));
 }
 
 RankTensors rolled_parts(const HaloDecision& decision, const at::Tensor& self, const std::vector<HaloDim>& dims,

@@ -9,6 +9,8 @@
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/factories.h"
 #include "dtensor/remembered_layouts.h"
+#include "dtensor/scopes.h"
+#include "propagation/strategy_cache.h"
 #include "tests/dtensor/view_pairs.h"
 #include "tests/testing/traffic.h"
 
@@ -87,30 +89,108 @@ TEST_CASE("ghost width: after a write, one exchange serves all rolls by up to th
 }
 
 TEST_CASE("ghost width: rolls by more than the width are fetched alone, and a clone has the rolls' region, too") {
-  const Tensor u = rows_on_4_ranks();
+  const auto [plain, u] = make({64, 8}, mesh_of(4), {Shard(0)}, torch::kFloat);
+  const auto check = [plain = plain](const Tensor& t, int64_t factor, int64_t shift, const Traffic& expected) {
+    Tensor rolled;
+    CHECK(traffic([&] { rolled = t.roll(shift, 0); }) == expected);
+    CHECK(same(rolled, plain.roll(shift, 0) * factor));
+  };
   set_ghost_width(u, {1, 0});
-  CHECK(traffic([&] { u.roll(2, 0); }) == Traffic{1, 2 * 2 * kRowBytes});  // both ways
-  CHECK(traffic([&] { u.roll(-1, 0); }) == Traffic{1, 2 * kRowBytes});
-  CHECK(traffic([&] { u.roll(1, 0) + u.roll({-1, 3}, {0, 1}); }).calls == 0);
+  check(u, 1, 2, {1, 2 * 2 * kRowBytes});  // the margins of both borders
+  check(u, 1, -1, {1, 2 * kRowBytes});
+  check(u, 1, 1, {0, 0});
+  CHECK(traffic([&u = u] { u.roll({-1, 3}, {0, 1}); }).calls == 0);
   const Tensor after = u.clone();
-  CHECK(traffic([&] { after.roll(1, 0); }).calls == 0);
+  u.zero_();  // not the region of the clone
+  check(after, 1, 1, {0, 0});
   after.mul_(2);
-  CHECK(traffic([&] { after.roll(1, 0); }) == Traffic{1, 2 * kRowBytes});
+  check(after, 2, 1, {1, 2 * kRowBytes});
   // Slices read a region of their own.
-  CHECK(traffic([&] { u.slice(0, 2) * 1; }).calls == 1);
-  set_ghost_width(u, {2, 0});
-  CHECK(traffic([&] { u.roll(1, 0); }) == Traffic{1, 2 * 2 * kRowBytes});
+  CHECK(traffic([&] { after.slice(0, 2) * 1; }).calls == 1);
+  set_ghost_width(after, {2, 0});
+  check(after, 2, -2, {1, 2 * 2 * kRowBytes});
+}
+
+TEST_CASE("ghost width: a roll reads what was written to the base of its view") {
+  const Pair u = make({64, 8}, mesh_of(4), {Shard(0)});
+  const auto inside = [](const Tensor& t) { return t.narrow(0, 1, 62); };
+  const Tensor view = inside(u.distributed);
+  set_ghost_width(view, {1, 0});
+  CHECK(same(view.roll(1, 0), inside(u.plain).roll(1, 0)));
+  for (const Tensor& t : {u.plain, u.distributed}) t.add_(1);
+  for (const int64_t shift : {1, -1}) CHECK(same(view.roll(shift, 0), inside(u.plain).roll(shift, 0)));
+  for (const Tensor& t : {inside(u.plain), view}) t.mul_(3);
+  CHECK(same(view.roll(1, 0), inside(u.plain).roll(1, 0)));
+  CHECK(same(u.distributed.roll(1, 0), u.plain.roll(1, 0)));
+}
+
+TEST_CASE("ghost width: rolls of a handle whose region has another width fetch it again") {
+  const Pair x = make({64, 8}, mesh_of(4), {Shard(0)});
+  const auto negated = [](const Tensor& t) { return torch::_neg_view(t); };
+  const Tensor y = negated(x.distributed);
+  set_ghost_width(x.distributed, {1, 0});
+  CHECK(same(y.roll(1, 0), negated(x.plain).roll(1, 0)));
+  set_ghost_width(x.distributed, {2, 0});
+  for (const int64_t shift : {2, -1, -2, 1}) {
+    CHECK(same(y.roll(shift, 0), negated(x.plain).roll(shift, 0)));
+    CHECK(same(x.distributed.roll(shift, 0), x.plain.roll(shift, 0)));
+  }
+}
+
+TEST_CASE("ghost width: rolls of other layouts, strides and modes equal those of one device") {
+  struct Case {
+    std::vector<int64_t> shape;
+    Placements placements;
+    bool is_turned;  // its dims in the other order in memory
+  };
+  const DeviceMesh mesh(World::local(4), {2, 2});
+  for (const Case& c : std::vector<Case>{{{12, 10}, {Shard(0), Shard(0)}, false},
+                                         {{13, 10}, {StridedShard(0, 2), Shard(0)}, false},
+                                         {{3, 10}, {Shard(0), Shard(0)}, false},  // a rank has no rows
+                                         {{12, 10}, {Shard(1), Shard(0)}, true},
+                                         {{12, 10}, {Replicate(), Replicate()}, false}}) {
+    Pair u = make(c.shape, mesh, c.placements);
+    if (c.is_turned) u = {u.plain.t().contiguous().t(), u.distributed.t().contiguous().t()};
+    set_ghost_width(u.distributed, {1, 1});
+    const auto check = [&] {
+      for (const std::vector<int64_t>& shifts : {std::vector<int64_t>{1, 0}, {-1, 1}, {0, -1}, {1, 3}}) {
+        const auto rolled = [&](const Tensor& t) { return t.roll(shifts, {0, 1}); };
+        CHECK(same(rolled(u.distributed), rolled(u.plain)));
+        CHECK(rolled(u.distributed).strides() == rolled(u.plain).strides());
+      }
+    };
+    check();
+    const c10::InferenceMode inference;
+    check();
+  }
+}
+
+TEST_CASE("ghost width: rolls respect a memory limit, and need no entry of a frozen strategy cache") {
+  const DeviceMesh mesh = mesh_of(4);
+  const Tensor u = zeros({64, 8}, mesh, {Shard(0)});
+  set_ghost_width(u, {1, 0});
+  {
+    const RedistributeMemoryLimit limit(2 * 16 * kRowBytes + 18 * kRowBytes -
+                                        1);  // of the part, its box, and the result
+    CHECK(traffic([&] { u.roll(1, 0); }).calls == 1);
+  }
+  strategy_cache(mesh.world()).freeze();
+  CHECK(traffic([&] { u.roll(1, 0); }) == Traffic{1, 2 * kRowBytes});  // no region was cached
+  CHECK(traffic([&] { u.roll({-1, 2}, {0, 1}); }).calls == 0);
 }
 
 TEST_CASE("ghost width: addends are rolled like elements, and gradients flow back") {
   const DeviceMesh mesh(World::local(4), {2, 2});
-  const Tensor plain = numbers({12, 8});
-  const Tensor half = distribute_tensor(plain / 2, mesh, {Replicate(), Shard(0)});
+  const Tensor plain = numbers({12, 8}).requires_grad_();
+  const Tensor half = distribute_tensor(plain.detach() / 2, mesh, {Replicate(), Shard(0)});
   const Tensor u = from_local(to_local(half), mesh, {Partial(), Shard(0)}).clone();
   set_ghost_width(u, {1, 0});
   const Tensor x = u.detach().requires_grad_();
-  const Tensor next = x.roll(1, 0) + x.roll(-1, 0) * x;
-  CHECK(torch::allclose(full_tensor(next), plain.roll(1, 0) + plain.roll(-1, 0) * plain));
+  const auto next = [](const Tensor& t) { return t.roll(1, 0) + t.roll(-1, 0) * t; };
+  CHECK(torch::allclose(full_tensor(next(x)), next(plain)));
+  next(x).sum().backward();
+  next(plain).sum().backward();
+  CHECK(torch::allclose(full_tensor(x.grad()), plain.grad()));
 }
 
 TEST_CASE("ghost width: slices beyond the region are fetched alone, and those with a step in it are not") {
