@@ -80,6 +80,7 @@ struct SpecInterner {
     candidate->partial_ = absl::c_any_of(placed, [](const Placement& p) { return p.is_partial(); });
     candidate->uneven_ =
         absl::c_any_of(placed, [&](const Placement& p) { return p.is_sharded() && candidate->is_uneven(p.dim()); });
+    if (!mesh.local_ranks().empty()) candidate->first_local_shape_ = candidate->compute_local_shape(0);
     SpecPtr spec(candidate.release(), [this](const Spec* s) { release(s); });
     specs.insert({spec.get(), spec});
     return spec;
@@ -136,7 +137,7 @@ LocalLayout Spec::layout_of_rank(int64_t rank) const {
   return dtensor::local_layout(meta_.sizes, mesh_.shape(), placements_, mesh_.coordinate(rank));
 }
 
-Shape Spec::local_shape(int64_t i) const {
+Shape Spec::compute_local_shape(int64_t i) const {
   return dtensor::local_shape(meta_.sizes, mesh_.shape(), placements_, mesh_.local_coordinate(i));
 }
 

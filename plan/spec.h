@@ -66,7 +66,9 @@ class Spec {
   // The part of the i-th of mesh().local_ranks(); of any rank of the mesh.
   LocalLayout local_layout(int64_t i) const;
   LocalLayout layout_of_rank(int64_t rank) const;
-  Shape local_shape(int64_t i) const;
+  Shape local_shape(int64_t i) const {
+    return i == 0 && !first_local_shape_.empty() ? first_local_shape_ : compute_local_shape(i);
+  }
   // Bytes of the largest part any rank holds (that of coordinate 0, ...).
   int64_t max_local_bytes() const {
     const int64_t known = max_local_bytes_.load(std::memory_order_relaxed);
@@ -84,11 +86,13 @@ class Spec {
   Spec() = default;
   const internal::SizedImpl& make_sized_impl() const;
   int64_t compute_max_local_bytes() const;
+  Shape compute_local_shape(int64_t i) const;
   DeviceMesh mesh_;
   Placements placements_;
   TensorMeta meta_;
   uint64_t id_ = 0;
   bool replicated_ = false, partial_ = false, uneven_ = false;
+  Shape first_local_shape_;  // of the first local rank, often the only one; empty: there is none, or no dims
   mutable std::atomic<int64_t> max_local_bytes_{-1};  // computed at the first use
   mutable std::atomic<const internal::SizedImpl*> sized_impl_{nullptr};
   friend struct internal::SpecInterner;

@@ -1,6 +1,7 @@
 #include "dtensor/dispatch/internal/part_handles.h"
 
 #include <c10/core/DispatchKeySet.h>
+#include <c10/util/SmallVector.h>
 #include <c10/util/accumulate.h>
 
 #include <algorithm>
@@ -32,6 +33,14 @@ bool is_row_major(const at::Tensor& part) {
 
 bool may_view(const at::Tensor& part) { return is_dense(part) && is_row_major(part); }
 
+// A handle of the memory of `part`, without sizes.
+c10::intrusive_ptr<SizedImpl> unsized_view(const at::Tensor& part) {
+  auto view =
+      c10::make_intrusive<SizedImpl>(c10::TensorImpl::VIEW, c10::Storage(part.storage()), part.key_set(), part.dtype());
+  view->set_storage_offset(part.storage_offset());
+  return view;
+}
+
 at::Tensor other_handle(const at::Tensor& part) {
   if (may_view(part)) return view_part(part, part.sizes());  // cheaper
   const c10::TensorImpl& impl = *part.unsafeGetTensorImpl();
@@ -44,10 +53,24 @@ bool may_view_parts(const RankTensors& parts) { return std::all_of(parts.begin()
 
 at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes) {
   if (c10::multiply_integers(sizes) != part.numel()) return part.view(sizes);  // the program resized it: ATen's error
-  auto view =
-      c10::make_intrusive<SizedImpl>(c10::TensorImpl::VIEW, c10::Storage(part.storage()), part.key_set(), part.dtype());
-  view->set_storage_offset(part.storage_offset());
+  auto view = unsized_view(part);
   view->set_first_sizes(sizes);
+  return at::Tensor(std::move(view));
+}
+
+bool may_permute_parts(const RankTensors& parts) {
+  return std::all_of(parts.begin(), parts.end(), [](const at::Tensor& part) { return is_dense(part); });
+}
+
+at::Tensor permuted_part(const at::Tensor& part, c10::IntArrayRef order) {
+  const c10::IntArrayRef sizes = part.sizes(), strides = part.strides();
+  c10::SmallVector<int64_t, 5> new_sizes, new_strides;
+  for (const int64_t d : order) {
+    new_sizes.push_back(sizes[d]);
+    new_strides.push_back(strides[d]);
+  }
+  auto view = unsized_view(part);
+  view->set_sizes_and_strides(new_sizes, new_strides);
   return at::Tensor(std::move(view));
 }
 

@@ -15,6 +15,13 @@ bool may_view_parts(const RankTensors& parts);
 // has resized it. REQUIRES: may_view_parts({part}).
 at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes);
 
+// Whether permuted_part() may be called for the parts: as above, but for the order of their dims.
+bool may_permute_parts(const RankTensors& parts);
+
+// As ATen's permute(), below autograd: dim d of the result is dim order[d] of the part. REQUIRES:
+// may_permute_parts({part}), and `order` names each dim once.
+at::Tensor permuted_part(const at::Tensor& part, c10::IntArrayRef order);
+
 // Other handles of the same memory, with the sizes and strides of the parts.
 RankTensors other_handles(const RankTensors& parts);
 

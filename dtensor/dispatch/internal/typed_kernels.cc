@@ -21,6 +21,10 @@ namespace {
 // Each rank's part of the result is a view of its part, with the sizes that follow from the layout.
 template <typename Op>
 constexpr bool is_plain_view = std::is_same_v<Op, at::_ops::view> || std::is_same_v<Op, at::_ops::_unsafe_view>;
+// Each rank's part of the result is its part with the dims in another order.
+template <typename Op>
+constexpr bool is_permutation = std::is_same_v<Op, at::_ops::t> || std::is_same_v<Op, at::_ops::transpose_int> ||
+                                std::is_same_v<Op, at::_ops::permute>;
 // Views whose sizes are an argument of the operator on the parts: each rank has its own.
 template <typename Op>
 constexpr bool takes_sizes = std::is_same_v<Op, at::_ops::expand>;
@@ -37,6 +41,22 @@ std::array<const at::Tensor*, kCount> tensors_of(const Args&... args) {
   };
   (take(args), ...);
   return tensors;
+}
+
+// The order of the dims of `self` that t(), transpose() and permute() give. REQUIRES: the arguments are valid.
+Shape dim_order(const at::Tensor& self) {
+  return self.dim() == 2 ? Shape{1, 0} : Shape(static_cast<size_t>(self.dim()), 0);  // fewer dims stay
+}
+Shape dim_order(const at::Tensor& self, int64_t a, int64_t b) {
+  Shape order;
+  for (int64_t d = 0; d < self.dim(); ++d) order.push_back(d);
+  if (!order.empty()) std::swap(order[a < 0 ? a + self.dim() : a], order[b < 0 ? b + self.dim() : b]);
+  return order;
+}
+Shape dim_order(const at::Tensor& self, c10::IntArrayRef dims) {
+  Shape order(dims.begin(), dims.end());
+  for (int64_t& d : order) d += d < 0 ? self.dim() : 0;
+  return order;
 }
 
 bool all_contiguous(const RankTensors& locals) {
@@ -74,6 +94,8 @@ struct TypedKernel<Op, Result(Args...)> {
     const RankTensors& locals = meta_without_sync(self).locals;
     if constexpr (is_plain_view<Op>) {
       return may_view_parts(locals);
+    } else if constexpr (is_permutation<Op>) {
+      return may_permute_parts(locals);
     } else if constexpr (takes_sizes<Op>) {
       return all_contiguous(locals);
     } else {
@@ -89,6 +111,8 @@ struct TypedKernel<Op, Result(Args...)> {
       return direct.make_result(other_handles(meta_without_sync(args...).locals));
     } else if constexpr (is_plain_view<Op>) {
       return direct.make_result(view_parts(direct, args...));
+    } else if constexpr (is_permutation<Op>) {
+      return direct.make_result(permuted_parts(args...));
     } else {
       return direct.make_result(direct.compute([&](size_t r) { return run_on(direct, r, args...); }));
     }
@@ -103,6 +127,16 @@ struct TypedKernel<Op, Result(Args...)> {
       const Shape sizes = direct.result_sizes(r);
       views.push_back(view_part(parts[r], {sizes.data(), sizes.size()}));
     }
+    return views;
+  }
+
+  template <typename... Dims>
+  static RankTensors permuted_parts(const at::Tensor& self, const Dims&... dims) {
+    const Shape order = dim_order(self, dims...);
+    const RankTensors& parts = meta_without_sync(self).locals;
+    RankTensors views;
+    views.reserve(parts.size());
+    for (const at::Tensor& part : parts) views.push_back(permuted_part(part, {order.data(), order.size()}));
     return views;
   }
 
