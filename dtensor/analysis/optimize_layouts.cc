@@ -229,7 +229,7 @@ class Optimizer {
     ++plan_.trials;
     std::optional<RecordedStep> step;
     try {
-      step = record_step(step_, overrides_of(with(pins)));
+      step = record_step(step_, overrides_of(with(pins)), present_.world);
     } catch (const c10::Error&) {
       return std::nullopt;
     }
@@ -251,7 +251,7 @@ class Optimizer {
       return std::find(step.missed.begin(), step.missed.end(), pin.call) != step.missed.end();
     };
     pins.erase(std::remove_if(pins.begin(), pins.end(), is_missed), pins.end());
-    if (pins.empty()) return false;  // the step is another one by what an earlier trial left behind, not by `pins`
+    if (pins.empty()) return false;  // none of them was used, so that the difference is not theirs
     for (LayoutPin& pin : pins)
       pin.seconds = (plan_.after.seconds - step.cost.seconds) / static_cast<double>(pins.size());
     plan_.pins = with(pins);

@@ -22,7 +22,9 @@ namespace {
 
 class Recorder final : public StepDecider, public CommListener {
  public:
-  explicit Recorder(const Overrides& overrides) : overrides_(overrides) {}
+  Recorder(const Overrides& overrides, const std::optional<World>& world) : overrides_(overrides) {
+    if (world) note_world(*world);
+  }
 
   uint64_t recording() const override { return recording_; }
 
@@ -62,26 +64,20 @@ class Recorder final : public StepDecider, public CommListener {
   void on_call(const CommEvent& event, const CommView& view, bool before) override {
     if (before) return;
     std::lock_guard lock(mutex_);
-    once_priced(
-        [this, collective = event.collective, group = *view.call.group, bytes = event.bytes, charged = charged_] {
-          const double seconds = cost_->collective(collective, group_extent(group, cost_->ranks_per_node), bytes);
-          step_.cost.seconds += seconds;
-          ++step_.cost.collectives;
-          step_.cost.bytes += bytes;
-          for (const auto& [call, share] : charged) step_.calls[call].seconds += seconds * share;
-        });
+    if (cost_) return add(event.collective, *view.call.group, event.bytes, charged_);
+    unpriced_.push_back([this, kind = event.collective, group = *view.call.group, bytes = event.bytes] {
+      add(kind, group, bytes, {});
+    });
   }
 
   void on_work(const WorkEvent& event) override {
     std::lock_guard lock(mutex_);
-    once_priced([this, flops = event.flops, dtype = event.dtype] {
-      step_.cost.flops += flops;
-      step_.cost.seconds += cost_->products(flops, dtype);
-    });
+    if (cost_) return add_work(event.flops, event.dtype);
+    unpriced_.push_back([this, flops = event.flops, dtype = event.dtype] { add_work(flops, dtype); });
   }
 
   RecordedStep take() {
-    if (world_) step_.cost.peak_bytes = world_->memory().peak_bytes();
+    if (step_.world) step_.cost.peak_bytes = step_.world->memory().peak_bytes();
     for (const auto& [call, pin] : overrides_) {
       if (taken_.count(call) == 0) step_.missed.push_back(call);
     }
@@ -91,18 +87,22 @@ class Recorder final : public StepDecider, public CommListener {
  private:
   void note_world(const World& world) {
     if (cost_) return;
-    world_ = world;
-    world_->memory().reset_peak();
+    step_.world = world;
+    step_.world->memory().reset_peak();
     cost_ = cost_model(world);
     for (const auto& add : std::exchange(unpriced_, {})) add();
   }
 
-  // Calls `add` when the cost model is known: from the first decided call on. redistribute() and halos may communicate
-  // before it.
-  template <typename Add>
-  void once_priced(Add add) {
-    if (cost_) return add();
-    unpriced_.push_back(std::move(add));
+  void add(Collective kind, const RankGroups& group, int64_t bytes, const CostShares& charged) {
+    const double seconds = cost_->collective(kind, group_extent(group, cost_->ranks_per_node), bytes);
+    step_.cost.seconds += seconds;
+    ++step_.cost.collectives;
+    step_.cost.bytes += bytes;
+    for (const auto& [call, share] : charged) step_.calls[call].seconds += seconds * share;
+  }
+  void add_work(double flops, c10::ScalarType dtype) {
+    step_.cost.flops += flops;
+    step_.cost.seconds += cost_->products(flops, dtype);
   }
 
   static uint64_t next_recording() {
@@ -115,9 +115,10 @@ class Recorder final : public StepDecider, public CommListener {
   mutable std::mutex mutex_;
   RecordedStep step_;
   CostShares charged_;
-  std::optional<World> world_;
   std::shared_ptr<const CostModel> cost_;
-  std::vector<std::function<void()>> unpriced_;  // additions to step_.cost
+  // Collectives and work before the first decided call, from which on the cost model is known: redistribute() and
+  // halos may communicate earlier.
+  std::vector<std::function<void()>> unpriced_;
   int64_t index_ = -1;
   std::set<int64_t> taken_;  // calls whose override matched
 };
@@ -158,8 +159,9 @@ std::shared_ptr<const Decision> find_pinned(const OpCall& call, const std::share
   return nullptr;
 }
 
-RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides) {
-  Recorder recorder(overrides);
+RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides,
+                         const std::optional<World>& world) {
+  Recorder recorder(overrides, world);
   {
     const ScopeGuard listening([&](Scope& s) { s.listeners.push_back(&recorder); });
     const DispatchScopeGuard deciding([&](DispatchScope& s) { s.step_decider = &recorder; });

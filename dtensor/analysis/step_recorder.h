@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dtensor/layout_plan.h"
+#include "mesh/world.h"
 #include "propagation/decision.h"
 #include "propagation/op_call.h"
 #include "propagation/propagate.h"
@@ -27,6 +28,7 @@ struct RecordedCall {
 struct RecordedStep {
   std::vector<RecordedCall> calls;  // those that the engine decided by rules
   StepCost cost;
+  std::optional<World> world;   // of the first decided call
   std::vector<int64_t> missed;  // calls with an override that did not fit: decided as usual
 };
 
@@ -40,6 +42,8 @@ std::shared_ptr<const Decision> find_pinned(const OpCall& call, const std::share
 // The placements of the inputs in which a decision computes.
 std::vector<Placements> computed_placements(const Decision& decision);
 
-RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides);
+// `world`: of the step, if it is known. Without it, the peak of the memory is that from the first decided call on.
+RecordedStep record_step(const std::function<void()>& step, const Overrides& overrides,
+                         const std::optional<World>& world = std::nullopt);
 
 }  // namespace dtensor::internal

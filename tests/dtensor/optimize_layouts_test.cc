@@ -136,6 +136,31 @@ TEST_CASE("optimize_layouts: collectives before the first decided call count", "
   }
 }
 
+TEST_CASE("optimize_layouts: a step that becomes cheaper by itself gets no pins and no gain",
+          "[dtensor][optimize_layouts]") {
+  Step s(World::abstract(4));
+  const Tensor small = zeros({4, 16}, s.mesh, {Shard(1)});
+  int runs = 0;
+  const LayoutPlan plan = optimize_layouts([&] { runs++ == 0 ? s() : void(small.mm(s.db).exp().sum()); });
+  CHECK(runs > 2);
+  CHECK(plan.pins.empty());
+  CHECK(plan.after.seconds == plan.before.seconds);
+}
+
+TEST_CASE("optimize_layouts: the memory before the first decided call counts in trials",
+          "[dtensor][optimize_layouts]") {
+  Step s(World::abstract(4));
+  const Tensor large = zeros({1024, 16}, s.mesh, {Shard(0)});
+  const auto step = [&] {
+    redistribute(large, {Replicate()});  // 64 KiB, released again
+    s();
+  };
+  OptimizeLayoutsOptions options;
+  options.max_bytes = int64_t{64} << 10;
+  CHECK_FALSE(optimize_layouts([&] { s(); }, options).pins.empty());
+  CHECK(optimize_layouts(step, options).pins.empty());
+}
+
 TEST_CASE("optimize_layouts: respects the limits for memory and trials", "[dtensor][optimize_layouts]") {
   Step s(World::abstract(4));
   OptimizeLayoutsOptions options;
