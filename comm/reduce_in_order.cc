@@ -45,8 +45,8 @@ T& at(const Elements& e, int64_t i) {
 // Addends that are read in one pass, at most.
 constexpr size_t kAtOnce = 4;
 
-// The reduction of n elements of `kCount` addends. `sum` shares no memory with them, as compilers must know to use
-// vectors.
+// The reduction of n elements of `kCount` addends. `sum` shares no memory with them (`__restrict`): else compilers
+// would not vectorize the loop.
 template <size_t kCount, typename T, typename Op>
 void combine(T* __restrict sum, const T* const* addends, int64_t n, Op op) {
   const T* __restrict a = addends[0], * __restrict b = addends[1];
@@ -177,7 +177,7 @@ Reduce reduce_of(at::ScalarType dtype, ReduceOp op) {
 // Whether a reduction of dense operands into one chunk after the other, on this thread, is the fastest.
 bool takes_one_thread(int64_t numel) { return numel <= kGrain || at::get_num_threads() == 1; }
 
-// Of operands that are dense, the first `outputs` of which are written.
+// Reduces dense operands: writes the first `outputs` of them.
 void reduce_dense(Operands all, size_t outputs, int64_t numel, bool average, Reduce reduce) {
   const bool past_caches = numel * all[0].stride * static_cast<int64_t>(outputs) >= kPastCaches;
   reduce(all.first(outputs), all.subspan(outputs), numel, average, past_caches);

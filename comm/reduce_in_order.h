@@ -30,7 +30,8 @@ struct TensorBlock {
 void reduce_blocks_in_order(const TensorBlock& output, absl::Span<const TensorBlock> addends, const Shape& sizes,
                             ReduceOp op);
 
-// Bytes that it holds at most per element of an output, besides addends and outputs, if there are several addends.
+// Bytes that reduce_in_order() holds at most per element of an output, besides addends and outputs, if there are
+// several addends.
 int64_t reduce_in_order_bytes(at::ScalarType dtype, ReduceOp op);
 
 }  // namespace dtensor::internal

@@ -8,11 +8,13 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
+#include <ATen/ops/neg.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 
@@ -94,6 +96,65 @@ TEST_CASE("reductions of every dtype, with any strides, equal ATen's operators",
           reduce_in_order(outputs, addends, op);
           for (const at::Tensor& out : outputs) CHECK(same_values(out, expected));
         }
+      }
+    }
+  }
+}
+
+TEST_CASE("reductions of 1 to 9 addends in one dim, dense and strided in any order, into one output or several",
+          "[mesh][reduce]") {
+  const int64_t n = 1300;  // two chunks and a part of one
+  for (size_t count = 1; count <= 9; ++count) {
+    for (uint32_t strided = 0; strided < (1u << std::min<size_t>(count, 5)); ++strided) {
+      for (const size_t outs : {1, 2}) {
+        for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMax}) {
+          CAPTURE(count, strided, outs, to_string(op));
+          std::vector<at::Tensor> addends, outputs;
+          for (size_t r = 0; r < count; ++r) {
+            const at::Tensor values = addend({n}, at::kFloat, static_cast<int64_t>(r));
+            const bool is_strided = (strided >> r & 1) != 0;
+            addends.push_back(is_strided ? at::full({2 * n}, 7, values.options()).slice(0, 1, 2 * n, 2).copy_(values)
+                                         : values);
+          }
+          for (size_t k = 0; k < outs; ++k) {
+            const at::Tensor wide = at::full({2 * n}, 9, addends[0].options());
+            outputs.push_back((strided & 1) != 0 ? wide.slice(0, 0, 2 * n, 2) : wide.narrow(0, 3, n));
+          }
+          reduce_in_order(outputs, addends, op);
+          for (const at::Tensor& out : outputs) CHECK(same_values(out, expected_of(addends, op)));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("reductions of blocks write their block and nothing else, wherever the blocks lie", "[mesh][reduce]") {
+  const Shape sizes{2, 1, 5};
+  for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong}) {
+    for (size_t count = 1; count <= 6; ++count) {
+      for (const int way : {0, 1, 2, 3}) {
+        CAPTURE(c10::toString(dtype), count, way);
+        std::vector<at::Tensor> tensors, views;
+        std::vector<Shape> offsets;
+        for (size_t r = 0; r < count; ++r) {
+          const bool is_other = way == 2 || (way == 3 && r == 1);
+          // The block is dense in [n, 1, 5], and has gaps in [n, 3, 7].
+          at::Tensor t =
+              addend(is_other ? at::IntArrayRef{6, 3, 7} : at::IntArrayRef{6, 1, 5}, dtype, static_cast<int64_t>(r));
+          if (way == 1 && r == count - 1) t = at::neg(t)._neg_view();
+          const auto begin = static_cast<int64_t>(r % 4);
+          offsets.push_back(is_other ? Shape{begin, 2, 1} : Shape{begin, 0, 0});
+          views.push_back(t.narrow(0, begin, 2).narrow(1, is_other ? 2 : 0, 1).narrow(2, is_other ? 1 : 0, 5));
+          tensors.push_back(std::move(t));
+        }
+        std::vector<TensorBlock> blocks;
+        for (size_t r = 0; r < count; ++r) blocks.push_back({&tensors[r], &offsets[r]});
+        const at::Tensor out = at::full({4, 1, 5}, 9, tensors[0].options());
+        const Shape at_row{1, 0, 0};
+        reduce_blocks_in_order({&out, &at_row}, blocks, sizes, ReduceOp::kSum);
+        CHECK(same_values(out.narrow(0, 1, 2), expected_of(views, ReduceOp::kSum)));
+        CHECK((out.select(0, 0) == 9).all().item<bool>());
+        CHECK((out.select(0, 3) == 9).all().item<bool>());
       }
     }
   }
