@@ -52,10 +52,10 @@ at::Tensor from_local(const std::vector<at::Tensor>& locals, const DeviceMesh& m
 // differ, or only some of the replicas were used.
 std::vector<at::Tensor> to_local(const at::Tensor& tensor, std::optional<Placements> grad_placements = std::nullopt);
 
-// The local tensors, one per owned rank, outside autograd, to write to. All ranks of the mesh call it alike: the tensor
-// is no longer cached from now on, since the library does not see such writes, and operators redistribute it each time.
-// Error (ValueError): a copied view, since writes would not reach its base; also one that only this process had to
-// copy, as a view of parts with other strides than the parts of other ranks, given to from_local().
+// The local tensors, one per owned rank, outside autograd, to write to. All ranks of the mesh call it alike: from now
+// on nothing about the tensor is cached, since the library does not see such writes, and operators redistribute it each
+// time. Error (ValueError): a copied view, since writes would not reach its base. Other processes get no error if only
+// this one had to copy the view, as for a base whose parts, given to from_local(), have other strides here than there.
 std::vector<at::Tensor> mutable_local_tensors(const at::Tensor& tensor);
 
 // Collective: all ranks of the mesh call it. Fetches local tensors that are not available yet, so that to_local() and

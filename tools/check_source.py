@@ -3,6 +3,7 @@
 
   direction   a folder includes those before it alone (LAYERS), and none includes another folder's internal/; PROGRAMS
               include public headers alone, which are not those in the rooms of ROOMED. Tests may include anything.
+  order       a room includes only rooms above it in the tables of ROOM_ORDER
   cycles      within a folder, neither files (x.h and x.cc count as one) nor the rooms of ROOMED include in a circle
   namespace   a header of the library that programs do not get (tools/install/install.py) declares nothing in namespace
               dtensor itself, but in dtensor::internal or another namespace within it
@@ -39,6 +40,7 @@ PROGRAMS = ["benchmarks", "examples", "tools"]
 # What programs include is above all.
 UMBRELLA = "dtensor/dtensor.h"
 MAX_FOLDERS = 18
+ROOM_ORDER = "docs/design.md"
 CONCEPTS = ("docs/design.md", "## The concepts of `dispatch()`")
 MAX_CONCEPTS = 20
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
@@ -147,6 +149,25 @@ def cycle_faults(includes, part_of):
     for unit in sorted(graph):
         if unit not in index:
             visit(unit)
+    return faults
+
+
+def order_faults(root, includes):
+    if not os.path.exists(os.path.join(root, ROOM_ORDER)):
+        return []
+    page, faults = read(root, ROOM_ORDER), []
+    for top in ROOMED:
+        table = page.partition(f"| subfolder of [`{top}/`]")[2].partition("\n\n")[0]
+        order = [f"{top}/{name}/" for name in re.findall(r"\[`\w+/`\]\(\.\./" + top + r"/(\w+)\)", table)]
+        for path, targets in includes.items():
+            here = room_of(path)
+            if path.split("/")[0] != top or here is None:
+                continue
+            if here not in order:
+                faults.append(f"{path}: {here} is not in the table of subfolders of {ROOM_ORDER}")
+                continue
+            faults += [f"{path}: includes {target}, of a room below {here} in {ROOM_ORDER}" for target in targets
+                       if room_of(target) in order and order.index(room_of(target)) > order.index(here)]
     return faults
 
 
@@ -260,11 +281,12 @@ def concept_faults(root, paths):
     section = read(root, page).partition(heading + "\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| ")][2:]
     faults = [f"{page}: {len(rows)} concepts, more than {MAX_CONCEPTS}"] if len(rows) > MAX_CONCEPTS else []
-    named = set(re.findall(r"`(\w+\.h)`", section))
-    faults += [f"{path}: belongs to no concept of {page}" for path in paths
-               if path.startswith("dtensor/dispatch/") and path.endswith(".h") and path != "dtensor/dispatch/dispatch.h" and
-               os.path.basename(path) not in named]
-    return faults
+    # Names without a link are headers of dtensor/dispatch/.
+    named = {name for row in rows for name in re.findall(r"(?<!\[)`(\w+\.h)`", row.rstrip("| ").rpartition("|")[2])}
+    headers = {os.path.basename(path): path for path in paths
+               if path.startswith("dtensor/dispatch/") and path.endswith(".h") and path != "dtensor/dispatch/dispatch.h"}
+    faults += [f"{path}: belongs to no concept of {page}" for name, path in headers.items() if name not in named]
+    return faults + [f"{page}: there is no {name} in dtensor/dispatch/" for name in sorted(named - set(headers))]
 
 
 def format_faults(root, paths):
@@ -288,7 +310,8 @@ def main(arguments):
     faults = (direction_faults(includes) + cycle_faults(includes, unit_of) + cycle_faults(includes, room_of) +
               namespace_faults(root, includes) + name_faults(root, sources(root, LAYERS)) + size_faults(root, includes) +
               word_faults(root, worded_files(root)) + internal_faults(root, includes) +
-              thread_faults(root, sources(root, LAYERS)) + root_faults(root) + concept_faults(root, includes))
+              thread_faults(root, sources(root, LAYERS)) + root_faults(root) + order_faults(root, includes) +
+              concept_faults(root, includes))
     if formats:
         faults += format_faults(root, list(sources(root, LAYERS + PROGRAMS + ["tests"])))
     print("\n".join(faults) if faults else f"{len(includes)} files of {len(LAYERS + PROGRAMS)} folders: no fault")

@@ -20,7 +20,7 @@ struct Decision;  // propagation/decision.h
 namespace dtensor::internal {
 
 struct Inputs;        // internal/call_inputs.h
-struct LocalStorage;  // tensor/representation.h
+struct LocalStorage;  // tensor/local_storage.h
 struct OpInfo;        // op_info.h
 
 class CallHook {

@@ -17,7 +17,7 @@
 
 namespace dtensor::internal {
 
-struct LocalStorage;  // representation.h
+struct LocalStorage;  // tensor/local_storage.h
 
 constexpr int64_t kDefaultRememberedBytes = int64_t{64} << 20;
 

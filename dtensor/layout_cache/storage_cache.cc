@@ -1,14 +1,12 @@
 #include "dtensor/layout_cache/storage_cache.h"
 
 #include <c10/core/InferenceMode.h>
-#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
 #include <iterator>
 #include <limits>
 
-#include "dtensor/remembered_layouts.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/step_decider.h"
 
@@ -123,24 +121,3 @@ void drop_after_backward(const DeviceMesh& mesh) {
 }
 
 }  // namespace dtensor::internal
-
-namespace dtensor {
-using namespace internal;
-
-void limit_remembered_bytes(const World& world, int64_t bytes) {
-  TORCH_CHECK_VALUE(bytes >= 0, "[limit_remembered_bytes] ", bytes, " bytes: give a limit per rank, or 0 for nothing");
-  remembered_limit(world) = bytes;
-  for (const auto& remembered : all_remembered(world)) drop_entries(remembered->evict(bytes));
-}
-
-int64_t remembered_bytes(const World& world) {
-  int64_t most = 0;
-  for (const auto& remembered : all_remembered(world)) most = std::max(most, remembered->bytes());
-  return most;
-}
-
-void forget_remembered(const World& world) {
-  for (const auto& remembered : all_remembered(world)) drop_entries(remembered->evict(0));
-}
-
-}  // namespace dtensor

@@ -1,4 +1,5 @@
-// Detects hooks of a DistributedModule that never run.
+// Detects hooks of a DistributedModule that never run: marks parameters, of which check_hooks_ran()
+// (dispatch/internal/module_call.h) throws the error.
 //
 // Forward of most modules is not virtual: a call through a pointer to the original's class (a typed member such as
 // `torch::nn::Linear fc`) computes with the same parameters, but skips the hooks. Results would be silently wrong. So

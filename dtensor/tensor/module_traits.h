@@ -18,7 +18,7 @@ namespace dtensor::internal {
 class HookWatch;       // parallel/hook_watch.h
 class LeafGroup;       // gradients/leaf_group.h
 class ParameterGroup;  // parallel/parameter_group.h
-struct LocalStorage;   // representation.h
+struct LocalStorage;   // local_storage.h
 
 // Which values of a parameter a tensor has that was cast from it.
 struct CastOf {

@@ -186,10 +186,6 @@ bool has_order_of(c10::IntArrayRef strides, const at::Tensor& part) {
 
 }  // namespace
 
-LocalStorage::LocalStorage(const World& w, int64_t bytes) : use_of_world(w.use()), hold(w.memory(), bytes) {}
-LocalStorage::LocalStorage(const LocalStorage& of_same_world, int64_t bytes)
-    : use_of_world(of_same_world.use_of_world), hold(of_same_world.hold.meter(), bytes) {}
-
 void DTensorMeta::operator delete(DTensorMeta* meta, std::destroying_delete_t) {
   const bool is_beside = meta->is_beside_storage;
   const std::shared_ptr<const void> storage = std::move(meta->storage);  // frees `meta`, too, if that is beside it

@@ -86,13 +86,21 @@ plant mesh/world.cc ''
 plant docs/design.md 'A tensor that nobody reads.'
 says "docs/design.md:1: 'nobody' is one of BANNED_WORDS"
 plant dtensor/dispatch/op_info.h ''
-plant docs/design.md '## The concepts of `dispatch()`' '' '| concept | where |' '| --- | --- |' '| writes | `call_writes.h` |' '' '## Choices' '| `op_info.h` |'
+heading=('## The concepts of `dispatch()`' '' '| concept | where |' '| --- | --- |')
+plant docs/design.md "${heading[@]}" '| writes, unlike `op_info.h` | none |' '' '## Choices' '| choice | `op_info.h` |'
 says "dtensor/dispatch/op_info.h: belongs to no concept of docs/design.md"
-plant docs/design.md '## The concepts of `dispatch()`' '| concept | where |' '| --- | --- |' '| facts | `op_info.h` |'
-python3 "$check" "$tree" > /dev/null || fail "a fault in a table that names the header"
+plant docs/design.md "${heading[@]}" '| facts | `op_info.h`, `call_writes.h`, [`plan.h`](../plan/plan.h) |'
+says "docs/design.md: there is no call_writes.h in dtensor/dispatch/"
 mapfile -t rows < <(seq 21 | sed 's/.*/| concept & | `op_info.h` |/')
-plant docs/design.md '## The concepts of `dispatch()`' '| concept | where |' '| --- | --- |' "${rows[@]}"
+plant docs/design.md "${heading[@]}" "${rows[@]}"
 says "docs/design.md: 21 concepts, more than 20"
+rows=('| subfolder of [`dtensor/`](../dtensor) | idea |' '| --- | --- |' '| [`tensor/`](../dtensor/tensor) | one |')
+plant docs/design.md "${rows[@]}" '' "${heading[@]}" '| facts | `op_info.h` |'
+says "dtensor/dispatch/op_info.h: dtensor/dispatch/ is not in the table of subfolders of docs/design.md"
+plant docs/design.md "${rows[@]}" '| [`dispatch/`](../dtensor/dispatch) | two |' '' "${heading[@]}" '| facts | `op_info.h` |'
+python3 "$check" "$tree" > /dev/null || fail "a fault in tables that name the header and its room"
+plant dtensor/tensor/view.cc '#include "dtensor/dispatch/op_info.h"'
+says "dtensor/tensor/view.cc: includes dtensor/dispatch/op_info.h, of a room below dtensor/tensor/ in docs/design.md"
 rm -r "$tree/docs" "$tree/dtensor"
 plant CHANGELOG.md '## 1' 'The caller is told.'
 says "CHANGELOG.md:2: 'is told' is one of BANNED_WORDS"
