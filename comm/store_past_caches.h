@@ -11,7 +11,7 @@
 namespace dtensor::internal {
 
 // Bytes of results that no cache would keep until they are used.
-constexpr int64_t kPastCaches = int64_t{16} << 20;
+constexpr int64_t kPastCaches = int64_t{32} << 20;
 
 // As memcpy, without reading what is written over into the caches first. `to` has the alignment of an element.
 inline void store_past_caches(char* to, const char* from, int64_t bytes) {

@@ -35,19 +35,24 @@ void look_up(const char* table, const Id* ids, char* out, int64_t count, int64_t
   const bool is_short = row_bytes <= 64 && chunk_bytes(table, out, row_bytes) == 16;
   const bool past_caches = row_bytes >= 1024 && count * row_bytes >= kPastCaches;
   const int64_t ahead = row_bytes <= 256 ? 8 : 2;
+  const auto prefetch = [&](int64_t i, int64_t end) {
+    if (i >= end) return;
+    const int64_t row = own_row(ids[i], rows);
+    prefetch_row(row == kNotOwn ? kZeros : table + row * row_bytes, row_bytes);
+  };
   parallel_for(0, count, grain_of(row_bytes), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       TORCH_CHECK_INDEX(is_in_table(ids[i], rows), "index out of range in self");
-      if (i + ahead < end) {
-        const int64_t next = own_row(ids[i + ahead], rows);
-        prefetch_row(next == kNotOwn ? kZeros : table + next * row_bytes, row_bytes);
-      }
+      prefetch(i + ahead, end);
       const int64_t row = own_row(ids[i], rows);
       char* to = out + i * row_bytes;
       if (is_short) {
         look_up_short(table, row, to, row_bytes / 16);
-      } else if (row == kNotOwn) {
-        write_zeros(to, row_bytes, past_caches);
+      } else if (row == kNotOwn) {  // together with such ids that follow, which is faster
+        const int64_t first = i;
+        while (i + 1 < end && is_in_table(ids[i + 1], rows) && own_row(ids[i + 1], rows) == kNotOwn) ++i;
+        prefetch(i + 1, end);
+        write_zeros(to, (i + 1 - first) * row_bytes, past_caches);
       } else {
         write(to, table + row * row_bytes, row_bytes, past_caches);
       }
@@ -95,8 +100,10 @@ void sum_by_row(const T* grad, const PositionsByRow& by_row, int64_t features, i
     T narrow[std::is_same_v<Sum, T> ? 1 : kTile];
     for (int64_t row = begin; row < end; ++row) {
       char* to = reinterpret_cast<char*>(out + row * features);
-      if (starts[row] == starts[row + 1]) {
-        write_zeros(to, features * sizeof(T), past_caches);
+      if (starts[row] == starts[row + 1]) {  // together with such rows that follow, which is faster
+        const int64_t first = row;
+        while (row + 1 < end && starts[row + 1] == starts[row + 2]) ++row;
+        write_zeros(to, (row + 1 - first) * features * sizeof(T), past_caches);
         continue;
       }
       rows.prefetch(starts[row] + 4);

@@ -22,7 +22,8 @@ inline int64_t grain_of(int64_t row_bytes) {
 alignas(64) inline constexpr char kZeros[1024] = {};
 
 inline void write_zeros(char* to, int64_t bytes, bool past_caches) {
-  if (!past_caches) return static_cast<void>(std::memset(to, 0, bytes));
+  // For large ranges memset() chooses the kind of its stores itself.
+  if (!past_caches || bytes >= 4096) return static_cast<void>(std::memset(to, 0, bytes));
   for (int64_t b = 0; b < bytes; b += sizeof kZeros) {
     internal::store_past_caches(to + b, kZeros, std::min<int64_t>(bytes - b, sizeof kZeros));
   }
