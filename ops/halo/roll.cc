@@ -3,6 +3,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
 #include <ATen/ops/roll.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -37,6 +38,18 @@ at::Tensor rolled_part(at::Tensor part, const LocalLayout& own, const LocalLayou
     part = part.narrow(d.dim, wanted.begin - shift[d.dim] - box.dims[d.dim][0].begin, wanted.size);
   }
   return along.empty() ? at::clone(part, at::MemoryFormat::Contiguous) : at::roll(part, shifts, along).contiguous();
+}
+
+// What the rank with the largest part would receive for this roll alone.
+int64_t received_bytes(const Spec& spec, const std::vector<HaloDim>& dims) {
+  const Shape sizes = spec.layout_of_rank(spec.mesh().ranks()[0]).sizes();
+  Shape kept = sizes;
+  for (const HaloDim& d : dims) {
+    if (cutting_mesh_dims(spec, {d.dim}).empty()) continue;
+    kept[d.dim] = std::max<int64_t>(0, kept[d.dim] - std::abs(shift_of(d.map)));
+  }
+  const int64_t elements = c10::multiply_integers(sizes) - c10::multiply_integers(kept);
+  return elements * static_cast<int64_t>(c10::elementSize(spec.dtype()));
 }
 
 // The cached periodic region of `t` if it is that of the present width; else null. One of another width may be left
@@ -112,7 +125,7 @@ std::optional<at::Tensor> rolled_within_width(const at::Tensor& self, const std:
   }
   auto region = region_of_width(self, *declared);
   if (region) {
-    report_reuse(cause, "ghost region", declared->plan->bytes);
+    report_reuse(cause, "ghost region", received_bytes(spec, dims));
   } else {
     region = fetch_region(*declared, self, cause);
   }

@@ -111,6 +111,16 @@ TEST_CASE("ghost width: rolls by more than the width are fetched alone, and a cl
   check(after, 2, -2, {1, 2 * 2 * kRowBytes});
 }
 
+TEST_CASE("ghost width: a roll from a cached region reports the bytes that it would have received alone") {
+  const Tensor u = rows_on_4_ranks();
+  set_ghost_width(u, {2, 0});
+  u.roll(1, 0);
+  CommDebugMode comm;
+  u.roll(-2, 0);
+  CHECK(comm.reused() == 1);
+  CHECK(comm.reused_bytes() == 2 * kRowBytes);
+}
+
 TEST_CASE("ghost width: a roll reads what was written to the base of its view") {
   const Pair u = make({64, 8}, mesh_of(4), {Shard(0)});
   const auto inside = [](const Tensor& t) { return t.narrow(0, 1, 62); };
