@@ -54,8 +54,8 @@ Pattern tall_qr(const DeviceMesh& mesh, int64_t scale) {
 
 namespace {
 
-// `step` on a grid in tiles, whose borders go to the neighbours: in one exchange per axis, or (`at_once`) in one for both
-// with the corners. `width`: the declared ghost width of the grid; {}: none.
+// `step` on a grid in tiles, whose borders go to the neighbours: in one exchange per axis, or (`at_once`) in one for
+// both with the corners. `width`: the declared ghost width of the grid; {}: none.
 Pattern stencil(const DeviceMesh& mesh, int64_t scale, at::Tensor (*step)(const at::Tensor&, double), bool at_once,
                 const std::vector<int64_t>& width = {}) {
   const int64_t tile = 16 * scale, rows = mesh.size(0), columns = mesh.size(1);

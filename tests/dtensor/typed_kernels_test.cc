@@ -359,6 +359,38 @@ TEST_CASE("parts of typed views have the strides that ATen gives them, also of d
   }
   check({torch::rand({1, 3}), torch::rand({0, 3})}, Shard(0), detached);
   check(both(torch::rand({})), Replicate(), detached);
+
+  const auto t = [](const Tensor& x) { return x.t(); };
+  const auto transposed = [](const Tensor& x) { return x.transpose(-1, 0); };
+  const auto permuted = [](const Tensor& x) { return x.permute({1, -1, 0, 2}); };
+  const auto turned = [](const Tensor& x) { return x.transpose(0, 1).permute({-1, 0, 1}).transpose(2, -3); };
+  for (const Placement& placement : {Placement(Replicate()), Placement(Shard(0))}) {
+    check(both(images), placement, permuted);
+    check(both(images.narrow(0, 1, 2)), placement, transposed);
+    check(both(torch::rand({1, 4}).t()), placement, t);
+    check(both(torch::rand({3, 4}, torch::kComplexFloat)), placement, [](const Tensor& x) { return x.conj().t(); });
+    check(both(torch::rand({2, 3, 4})), placement, turned);
+    check(both(torch::rand({0, 3})), placement, t);
+    check(both(torch::rand({5})), placement, t);
+    check(both(torch::rand({5})), placement, transposed);
+  }
+  check({torch::rand({1, 3}), torch::rand({0, 3})}, Shard(0), transposed);
+  for (const auto& view : {+[](const Tensor& x) { return x.t(); }, +[](const Tensor& x) { return x.transpose(0, -1); },
+                           +[](const Tensor& x) { return x.permute(at::IntArrayRef()); }})
+    check(both(torch::rand({})), Replicate(), view);
+}
+
+TEST_CASE("a typed permutation with invalid dims has ATen's error, also after valid calls",
+          "[dtensor][typed_kernels]") {
+  const DeviceMesh mesh(World::local(2), {2}, {"dp"});
+  const Tensor x = distribute_tensor(torch::rand({2, 3, 4}), mesh, {Shard(0)});
+  for (int i = 0; i < 2; ++i) {
+    x.transpose(0, 1);
+    x.permute({2, 0, 1});
+  }
+  CHECK_THROWS_WITH(x.transpose(0, 3), Catch::Contains("Dimension out of range"));
+  CHECK_THROWS_WITH(x.permute({0, 0, 1}), Catch::Contains("repeat") || Catch::Contains("duplicate"));
+  CHECK_THROWS_WITH(x.t(), Catch::Contains("expects a tensor with <= 2 dimensions"));
 }
 
 TEST_CASE("a typed view of a part that the program resized is an error", "[dtensor][typed_kernels]") {

@@ -238,6 +238,29 @@ std::vector<Tensor> slices_of_slices(const DeviceMesh& mesh, const Read& read, i
   return {a, inner, core, row, u};
 }
 
+// Of a tensor, and of a slice of it.
+std::vector<Tensor> rolls_within_a_ghost_width(const DeviceMesh& mesh, const Read& read) {
+  const Tensor u = laid_out({24, 6}, 170, mesh, Shard(0)) * 1;
+  set_ghost_width(u, {2, 1});
+  const Tensor a = u.roll(1, 0);
+  read(u);
+  const Tensor b = u.roll({-2, 1}, {0, 1});
+  const Tensor kept = u.clone();
+  u.mul_(2);
+  read(kept);
+  const Tensor inner = u.slice(0, 1, 23);
+  set_ghost_width(inner, {1, 0});
+  read(inner);
+  const Tensor c = inner.roll(-1, 0) + kept.slice(0, 1, 23).roll(1, 0);
+  u.add_(1);
+  read(inner);
+  read(c);
+  const Tensor d = inner.roll(1, 0);
+  inner.add_(u.roll(2, 0).slice(0, 1, 23));
+  read(u);
+  return {a, b, c, d, kept.roll(2, 0), u.roll(-1, 0)};
+}
+
 std::vector<Program> programs_of_parts() {
   return {
       {"results that are arriving", arriving_results},
@@ -251,6 +274,7 @@ std::vector<Program> programs_of_parts() {
       {"a padded form that gets another layout", padded_form_in_another_layout},
       {"a recurrent net", recurrent_net},
       {"slices of slices", [](auto& mesh, auto& read) { return slices_of_slices(mesh, read, 0); }},
+      {"rolls within a ghost width", rolls_within_a_ghost_width},
       {"slices of slices, with a ghost width", [](auto& mesh, auto& read) { return slices_of_slices(mesh, read, 2); }},
   };
 }
