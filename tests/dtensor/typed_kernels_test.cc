@@ -5,6 +5,7 @@
 #include <ATen/ops/sigmoid_backward.h>
 #include <ATen/ops/tanh_backward.h>
 #include <ATen/ops/threshold_backward.h>
+#include <ATen/record_function.h>
 #include <torch/nn.h>
 
 #include <atomic>
@@ -380,6 +381,28 @@ TEST_CASE("parts of typed views have the strides that ATen gives them, also of d
     check(both(torch::rand({})), Replicate(), view);
 }
 
+TEST_CASE("a typed permutation calls no operator for the parts", "[dtensor][typed_kernels]") {
+  const Tensor x = distribute_tensor(torch::rand({2, 3}), DeviceMesh(World::local(2), {2}, {"dp"}), {Shard(0)});
+  int calls = 0;
+  thread_local int* counter = nullptr;
+  counter = &calls;
+  const auto counting = at::addThreadLocalCallback(
+      at::RecordFunctionCallback([](const at::RecordFunction&) -> std::unique_ptr<at::ObserverContext> {
+        ++*counter;
+        return nullptr;
+      }).scopes({at::RecordScope::FUNCTION}));
+  const auto count = [&](const auto& permute) {
+    permute();
+    calls = 0;
+    permute();
+    return calls;
+  };
+  CHECK(count([&] { x.t(); }) == 1);
+  CHECK(count([&] { x.transpose(0, 1); }) == 1);
+  CHECK(count([&] { x.permute({1, 0}); }) == 1);
+  at::removeCallback(counting);
+}
+
 TEST_CASE("a typed permutation with invalid dims has ATen's error, also after valid calls",
           "[dtensor][typed_kernels]") {
   const DeviceMesh mesh(World::local(2), {2}, {"dp"});
@@ -399,6 +422,10 @@ TEST_CASE("a typed view of a part that the program resized is an error", "[dtens
   t.view({16});
   mutable_local_tensors(t)[0].resize_({2});
   CHECK_THROWS_WITH(t.view({16}), Catch::Contains("is invalid for input of size 2"));
+  const Tensor turned = distribute_tensor(torch::rand({4, 4}), mesh, {Replicate()});
+  turned.t();
+  mutable_local_tensors(turned)[0].resize_({2});
+  CHECK_THROWS_WITH(turned.t(), Catch::Contains("number of dimensions"));
 }
 
 TEST_CASE("a write through the result of a typed view reaches its base", "[dtensor][typed_kernels]") {

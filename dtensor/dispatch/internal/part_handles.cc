@@ -63,6 +63,8 @@ bool may_permute_parts(const RankTensors& parts) {
 }
 
 at::Tensor permuted_part(const at::Tensor& part, c10::IntArrayRef order) {
+  if (part.dim() != static_cast<int64_t>(order.size()))
+    return part.permute(order);  // the program resized it: ATen's error
   const c10::IntArrayRef sizes = part.sizes(), strides = part.strides();
   c10::SmallVector<int64_t, 5> new_sizes, new_strides;
   for (const int64_t d : order) {

@@ -18,8 +18,9 @@ at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes);
 // Whether permuted_part() may be called for the parts: as above, but for the order of their dims.
 bool may_permute_parts(const RankTensors& parts);
 
-// As ATen's permute(), below autograd: dim d of the result is dim order[d] of the part. REQUIRES:
-// may_permute_parts({part}), and `order` names each dim once.
+// As ATen's permute(), below autograd: dim d of the result is dim order[d] of the part. Error: that of ATen, where the
+// part has another number of dims, as the program has resized it. REQUIRES: may_permute_parts({part}), and `order`
+// names each dim once.
 at::Tensor permuted_part(const at::Tensor& part, c10::IntArrayRef order);
 
 // Other handles of the same memory, with the sizes and strides of the parts.
