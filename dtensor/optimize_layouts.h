@@ -42,8 +42,8 @@ LayoutPlan optimize_layouts(const std::function<void()>& step, const OptimizeLay
 
 // The `most` costliest decisions of a step, each with its communication and the reason, the cost of the next best
 // choice, and the step's total; then the change of one decision, and of those that are alike, with which the whole step
-// is fastest: text for people. Runs `step` once, and once for each change that is tried, of which there are at most
-// 200. Errors: as above.
+// is fastest: text for people. Runs `step` once, a second time if it communicates before the first operator that a rule
+// decides, and once for each change that is tried, of which there are at most 200. Errors: as above.
 std::string advise(const std::function<void()>& step, int64_t most = 3);
 
 // A scope in which the next run of the step that `plan` was made for follows the plan. Make one per run. Must be the

@@ -65,6 +65,7 @@ class Recorder final : public StepDecider, public CommListener {
     if (before) return;
     std::lock_guard lock(mutex_);
     if (cost_) return add(event.collective, *view.call.group, event.bytes, charged_);
+    step_.began_without = true;
     unpriced_.push_back([this, kind = event.collective, group = *view.call.group, bytes = event.bytes] {
       add(kind, group, bytes, {});
     });
@@ -73,6 +74,7 @@ class Recorder final : public StepDecider, public CommListener {
   void on_work(const WorkEvent& event) override {
     std::lock_guard lock(mutex_);
     if (cost_) return add_work(event.flops, event.dtype);
+    step_.began_without = true;
     unpriced_.push_back([this, flops = event.flops, dtype = event.dtype] { add_work(flops, dtype); });
   }
 
@@ -116,8 +118,8 @@ class Recorder final : public StepDecider, public CommListener {
   RecordedStep step_;
   CostShares charged_;
   std::shared_ptr<const CostModel> cost_;
-  // Collectives and work before the first decided call, from which on the cost model is known: redistribute() and
-  // halos may communicate earlier.
+  // Collectives and work while no world, and so no cost model, is known: redistribute() and halos may communicate
+  // before the first decided call.
   std::vector<std::function<void()>> unpriced_;
   int64_t index_ = -1;
   std::set<int64_t> taken_;  // calls whose override matched

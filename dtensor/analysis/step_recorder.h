@@ -28,7 +28,8 @@ struct RecordedCall {
 struct RecordedStep {
   std::vector<RecordedCall> calls;  // those that the engine decided by rules
   StepCost cost;
-  std::optional<World> world;   // of the first decided call
+  std::optional<World> world;   // the given one, else that of the first decided call
+  bool began_without = false;   // the step communicated or computed products before the world was known
   std::vector<int64_t> missed;  // calls with an override that did not fit: decided as usual
 };
 
