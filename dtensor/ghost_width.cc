@@ -52,7 +52,7 @@ void set_ghost_width(const at::Tensor& t, at::IntArrayRef width) {
     std::erase_if(widths, [&](const DeclaredWidth& declared) { return is_for(declared, t); });
     if (!width.empty()) widths.push_back({window_of(*meta.spec, t.storage_offset()), meta.spec->dtype(), width.vec()});
   }
-  drop_ghost_regions(t);  // of the former width
+  for (const bool periodic : {false, true}) drop_ghost_region(t, periodic);  // of the former width
 }
 
 std::vector<int64_t> ghost_width(const at::Tensor& t) {

@@ -78,10 +78,11 @@ std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t, bool
   return found && !(*found)->boxes->are_forgotten() ? *found : nullptr;
 }
 
-void drop_ghost_regions(const at::Tensor& t) {
+void drop_ghost_region(const at::Tensor& t, bool periodic) {
   const DTensorMeta& meta = meta_without_sync(t);
   drop_entries(*meta.storage, [&](const CacheEntry& e) {
-    return std::holds_alternative<CachedGhostRegion>(e.value) && is_about(e, t, meta);
+    const auto* region = std::get_if<CachedGhostRegion>(&e.value);
+    return region != nullptr && (*region)->periodic == periodic && is_about(e, t, meta);
   });
 }
 

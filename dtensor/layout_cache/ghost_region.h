@@ -71,7 +71,6 @@ void cache_ghost_region(const at::Tensor& t, GhostRegion region);
 // through a copied view keeps the region if the same exchange brings its new elements, or none are needed
 // (ViewOrigin::after_write() in copied_view.h).
 std::shared_ptr<const GhostRegion> cached_ghost_region(const at::Tensor& t, bool periodic = false);
-// Drops both regions of `t`.
-void drop_ghost_regions(const at::Tensor& t);
+void drop_ghost_region(const at::Tensor& t, bool periodic);
 
 }  // namespace dtensor::internal

@@ -58,7 +58,7 @@ CachedGhostRegion region_of_width(const at::Tensor& t, const DeclaredRegion& dec
   meta_for_read(t);  // a copied view drops its region if its base was written to
   auto region = cached_ghost_region(t, /*periodic=*/true);
   if (region && region->dims != declared.region.dims) {
-    drop_ghost_regions(t);
+    drop_ghost_region(t, /*periodic=*/true);
     region = nullptr;
   }
   return region;

@@ -59,10 +59,15 @@ CachedGhostRegion region_to_read(const at::Tensor& root, const SliceWindow& wind
   const bool lacks = !window.plan->is_local();
   auto region = cached_ghost_region(root);
   const bool was_fetched = region && region->boxes->if_made() != nullptr;
-  const auto declared = !region && lacks ? region_of_window(root, window) : nullptr;
-  if (declared) region = fetch_region(*declared, root, cause);
-  const bool fits = declared || (region && lies_in(*region, window, *spec_of(root)));
-  if (fits && lacks && was_fetched) report_reuse(cause, "ghost region", window.plan->bytes);
+  // A region of another width may be left from a handle with other bits, for which the width was declared.
+  const bool is_in_it = region && lies_in(*region, window, *spec_of(root));
+  const auto declared = lacks && !is_in_it ? region_of_window(root, window) : nullptr;
+  if (declared) {
+    drop_ghost_region(root, /*periodic=*/false);
+    region = fetch_region(*declared, root, cause);
+  }
+  const bool fits = declared || is_in_it;
+  if (is_in_it && lacks && was_fetched) report_reuse(cause, "ghost region", window.plan->bytes);
   return fits ? region : nullptr;
 }
 

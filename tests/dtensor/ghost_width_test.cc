@@ -134,6 +134,18 @@ TEST_CASE("ghost width: a roll reads what was written to the base of its view") 
   CHECK(same(u.distributed.roll(1, 0), u.plain.roll(1, 0)));
 }
 
+TEST_CASE("ghost width: slices of a handle whose region has another width fetch it again, once") {
+  const Pair x = make({64, 8}, mesh_of(4), {Shard(0)});
+  const Tensor y = torch::_neg_view(x.distributed);
+  set_ghost_width(x.distributed, {1, 0});
+  CHECK(traffic([&] { y.narrow(0, 2, 62) * 1; }).calls == 1);
+  set_ghost_width(x.distributed, {2, 0});
+  Tensor first, last;
+  CHECK(traffic([&] { first = y.narrow(0, 0, 60) * 1, last = y.narrow(0, 4, 60) * 1; }).calls == 1);
+  CHECK(same(first, -x.plain.narrow(0, 0, 60)));
+  CHECK(same(last, -x.plain.narrow(0, 4, 60)));
+}
+
 TEST_CASE("ghost width: rolls of a handle whose region has another width fetch it again") {
   const Pair x = make({64, 8}, mesh_of(4), {Shard(0)});
   const auto negated = [](const Tensor& t) { return torch::_neg_view(t); };
