@@ -18,6 +18,7 @@
 #include <limits>
 #include <memory>
 
+#include "comm/store_past_caches.h"
 #include "tests/testing/allocated_memory.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/intra_op_threads.h"
@@ -161,7 +162,7 @@ TEST_CASE("reductions of blocks write their block and nothing else, wherever the
 }
 
 TEST_CASE("reductions of sizes near their chunks, and of large ones in several threads", "[mesh][reduce]") {
-  const int64_t many = (int64_t{3} << 19) + 5;  // three results of six million bytes: past the caches
+  const int64_t many = kPastCaches / (3 * static_cast<int64_t>(sizeof(float))) + 5;  // three results past the caches
   for (const int threads : {1, 3}) {
 #if defined(__SANITIZE_THREAD__)
     if (threads > 1) {

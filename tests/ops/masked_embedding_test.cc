@@ -18,6 +18,7 @@
 
 #include <optional>
 
+#include "comm/store_past_caches.h"
 #include "ops/embedding/mask_buffer.h"
 #include "ops/kernels/cpu/embedding.h"
 #include "ops/kernels/embedding.h"
@@ -152,7 +153,8 @@ TEST_CASE("the lookup has the rank's rows, and zeros for other ids, in every dty
 }
 
 TEST_CASE("a lookup larger than the caches equals ATen's") {
-  const at::Tensor part = at::rand({40, 1031}), ids = at::randint(100, {4100}, at::kLong);
+  const int64_t count = internal::kPastCaches / (1031 * 4) + 1;
+  const at::Tensor part = at::rand({40, 1031}), ids = at::randint(100, {count}, at::kLong);
   CHECK(fused_masked_embedding(part, ids, 30, 100).equal(masked_embedding(part, ids, 30, 100)));
 }
 
@@ -193,9 +195,13 @@ TEST_CASE("thousands of equal ids are added up, half types in float") {
 }
 
 TEST_CASE("a gradient larger than the caches equals ATen's") {
-  const at::Tensor ids = at::randint(10000, {300}, at::kLong);
-  check_gradient(at::randn({300, 1031}), ids, {3000, 4100, 10000});
-  check_gradient(at::randn({300, 2062}).to(at::kBFloat16), ids, {3000, 4100, 10000});
+  const int64_t rows = internal::kPastCaches / (1031 * 4) + 1;
+  // Most rows without an id between few that have one, and few between many.
+  for (const int64_t num_ids : {300, 20000}) {
+    const at::Tensor ids = at::randint(20000, {num_ids}, at::kLong);
+    check_gradient(at::randn({num_ids, 1031}), ids, {3000, rows, 20000});
+    if (num_ids == 300) check_gradient(at::randn({num_ids, 2062}).to(at::kBFloat16), ids, {3000, rows, 20000});
+  }
 }
 
 TEST_CASE("gradients are bitwise equal every time and for any number of threads") {
@@ -220,6 +226,10 @@ TEST_CASE("ids outside the table are index errors, forward and backward") {
   for (int64_t wrong : {-1, 10, 1000}) {
     const at::Tensor ids = ids_of({4, wrong});
     CHECK_THROWS_AS(fused_masked_embedding(part, ids, 4, 10), c10::IndexError);
+    // Next to ids of other ranks, whose rows of zeros are written together.
+    CHECK_THROWS_AS(fused_masked_embedding(part, ids_of({0, wrong}), 4, 10), c10::IndexError);
+    CHECK_THROWS_AS(fused_masked_embedding(part, ids_of({wrong, 0, 9}), 4, 10), c10::IndexError);
+    CHECK_THROWS_AS(fused_masked_embedding(part, ids_of({0, wrong, 0}), 4, 10), c10::IndexError);
     CHECK_THROWS_AS(fused_masked_embedding_backward(grad, ids, 4, 3, 10, -1), c10::IndexError);
     CHECK_THROWS_WITH(fused_masked_embedding_backward(grad, ids, 4, 3, 10, -1), Contains("index out of range in self"));
   }

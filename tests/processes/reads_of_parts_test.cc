@@ -238,7 +238,7 @@ std::vector<Tensor> slices_of_slices(const DeviceMesh& mesh, const Read& read, i
   return {a, inner, core, row, u};
 }
 
-// Of a tensor, and of a slice of it.
+// Rolls of a tensor, and of a slice of it.
 std::vector<Tensor> rolls_within_a_ghost_width(const DeviceMesh& mesh, const Read& read) {
   const Tensor u = laid_out({24, 6}, 170, mesh, Shard(0)) * 1;
   set_ghost_width(u, {2, 1});

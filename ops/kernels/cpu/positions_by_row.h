@@ -22,7 +22,7 @@ inline int64_t grain_of(int64_t row_bytes) {
 alignas(64) inline constexpr char kZeros[1024] = {};
 
 inline void write_zeros(char* to, int64_t bytes, bool past_caches) {
-  // For large ranges memset() chooses the kind of its stores itself.
+  // From 4 KiB on memset() of glibc 2.36 took less time than stores past the caches.
   if (!past_caches || bytes >= 4096) return static_cast<void>(std::memset(to, 0, bytes));
   for (int64_t b = 0; b < bytes; b += sizeof kZeros) {
     internal::store_past_caches(to + b, kZeros, std::min<int64_t>(bytes - b, sizeof kZeros));
