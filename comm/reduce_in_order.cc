@@ -177,10 +177,13 @@ Reduce reduce_of(at::ScalarType dtype, ReduceOp op) {
 // Whether a reduction of dense operands into one chunk after the other, on this thread, is the fastest.
 bool takes_one_thread(int64_t numel) { return numel <= kGrain || at::get_num_threads() == 1; }
 
+bool are_past_caches(size_t outputs, int64_t numel, int64_t item) {
+  return numel * item * static_cast<int64_t>(outputs) >= kPastCaches;
+}
+
 // Reduces dense operands: writes the first `outputs` of them.
 void reduce_dense(Operands all, size_t outputs, int64_t numel, bool average, Reduce reduce) {
-  const bool past_caches = numel * all[0].stride * static_cast<int64_t>(outputs) >= kPastCaches;
-  reduce(all.first(outputs), all.subspan(outputs), numel, average, past_caches);
+  reduce(all.first(outputs), all.subspan(outputs), numel, average, are_past_caches(outputs, numel, all[0].stride));
 }
 
 void reduce_on_cpu(absl::Span<const at::Tensor> outputs, absl::Span<const at::Tensor> addends, bool average,
@@ -198,7 +201,7 @@ void reduce_on_cpu(absl::Span<const at::Tensor> outputs, absl::Span<const at::Te
       operands.push_back({static_cast<char*>(const_cast<void*>(t.const_data_ptr())), item});
     return reduce_dense(operands, outputs.size(), numel, average, reduce);
   }
-  const bool past_caches = numel * item * static_cast<int64_t>(outputs.size()) >= kPastCaches;
+  const bool past_caches = are_past_caches(outputs.size(), numel, item);
   at::TensorIteratorConfig config;
   config.set_check_mem_overlap(false).resize_outputs(false);
   for (const at::Tensor& t : outputs) config.add_output(t);

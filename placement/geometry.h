@@ -24,6 +24,7 @@ namespace dtensor {
 struct IndexRange {
   int64_t begin = 0;
   int64_t size = 0;
+  int64_t end() const { return begin + size; }
   friend bool operator==(const IndexRange& a, const IndexRange& b) { return a.begin == b.begin && a.size == b.size; }
 };
 

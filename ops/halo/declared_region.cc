@@ -22,8 +22,6 @@ using DeclaredRegionPtr = std::shared_ptr<const DeclaredRegion>;
 // By the spec's number, the width and whether the region is periodic. Null: there is no region.
 struct RegionMemo : Memo<std::tuple<uint64_t, std::vector<int64_t>, bool>, DeclaredRegionPtr, 256> {};
 
-int64_t end_of(const IndexRange& run) { return run.begin + run.size; }
-
 // From the first to the last index of a rank's part of the tensor, `own`, and of its parts of all slices that leave out
 // up to `left_out` indices.
 //
@@ -39,7 +37,7 @@ std::vector<IndexRange> reached_by_slices(const Spec& spec, int64_t dim, int64_t
     // A size of which a rank has no part is skipped: such slices do not read the region.
     for (size_t i = 0; parts && i < parts->size(); ++i) {
       const int64_t begin = std::min(own[i].begin, (*parts)[i].begin);
-      own[i] = {begin, std::max(end_of(own[i]), end_of((*parts)[i]) + k) - begin};
+      own[i] = {begin, std::max(own[i].end(), (*parts)[i].end() + k) - begin};
     }
   }
   return own;
@@ -54,6 +52,7 @@ std::vector<IndexRange> reached_by_rolls(int64_t width, std::vector<IndexRange> 
 
 DeclaredRegionPtr make_region(const SpecPtr& spec, const std::vector<int64_t>& width, bool periodic) {
   auto declared = std::make_shared<DeclaredRegion>();
+  declared->width = width;
   declared->region.periodic = periodic;
   HaloRequest request{spec, spec, {}};
   for (int64_t d = 0; d < spec->ndim(); ++d) {

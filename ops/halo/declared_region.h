@@ -4,7 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "comm/comm_event.h"
 #include "dtensor/layout_cache/ghost_region.h"
@@ -14,6 +16,7 @@
 namespace dtensor::internal {
 
 struct DeclaredRegion {
+  std::vector<int64_t> width;            // that was declared, per dim
   GhostRegion region;                    // without boxes
   std::shared_ptr<const HaloPlan> plan;  // fetches the boxes
 };

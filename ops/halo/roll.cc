@@ -9,13 +9,13 @@
 #include <cstdlib>
 #include <utility>
 
-#include "dtensor/ghost_width.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/declared_region.h"
 #include "ops/halo/exchange.h"
 #include "placement/placement.h"
+#include "plan/largest_part.h"
 
 namespace dtensor::internal {
 namespace {
@@ -42,7 +42,7 @@ at::Tensor rolled_part(at::Tensor part, const LocalLayout& own, const LocalLayou
 
 // What the rank with the largest part would receive for this roll alone.
 int64_t received_bytes(const Spec& spec, const std::vector<HaloDim>& dims) {
-  const Shape sizes = spec.layout_of_rank(spec.mesh().ranks()[0]).sizes();
+  const Shape sizes = largest_part(spec.sizes(), spec.mesh().shape(), spec.placements());
   Shape kept = sizes;
   for (const HaloDim& d : dims) {
     if (cutting_mesh_dims(spec, {d.dim}).empty()) continue;
@@ -118,10 +118,9 @@ std::optional<at::Tensor> rolled_within_width(const at::Tensor& self, const std:
   const auto declared = self.is_contiguous() ? declared_region(self, /*periodic=*/true) : nullptr;
   if (!declared) return std::nullopt;
   const Spec& spec = *spec_of(self);
-  const std::vector<int64_t> width = ghost_width(self);
   for (const HaloDim& d : dims) {
     const bool is_cut = !cutting_mesh_dims(spec, {d.dim}).empty();
-    if (is_cut && std::abs(shift_of(d.map)) > width[d.dim]) return std::nullopt;
+    if (is_cut && std::abs(shift_of(d.map)) > declared->width[d.dim]) return std::nullopt;
   }
   auto region = region_of_width(self, *declared);
   if (region) {

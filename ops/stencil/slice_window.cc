@@ -12,15 +12,13 @@
 namespace dtensor::internal {
 namespace {
 
-int64_t end_of(const IndexRange& run) { return run.begin + run.size; }
-
 // Whether every rank's window is inside its box.
 bool lies_in(const GhostRegion& around, const SliceWindow& window, const Spec& root) {
   return window.cuts && std::all_of(window.cuts->begin(), window.cuts->end(), [&](const SliceWindow::Cut& cut) {
            const GhostRegion::Dim* wider = around.along(cut.dim);
            const auto box = wider ? std::optional(wider->known) : runs_along(root, cut.dim);
            const auto contains = [](const IndexRange& outer, const IndexRange& inner) {
-             return outer.begin <= inner.begin && end_of(inner) <= end_of(outer);
+             return outer.begin <= inner.begin && inner.end() <= outer.end();
            };
            return box && std::equal(box->begin(), box->end(), cut.reached.begin(), cut.reached.end(), contains);
          });

@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/SymIntArrayRef.h>
+#include <c10/core/WrapDimMinimal.h>
 
 #include <array>
 #include <type_traits>
@@ -50,12 +51,12 @@ Shape dim_order(const at::Tensor& self) {
 Shape dim_order(const at::Tensor& self, int64_t a, int64_t b) {
   Shape order;
   for (int64_t d = 0; d < self.dim(); ++d) order.push_back(d);
-  if (!order.empty()) std::swap(order[a < 0 ? a + self.dim() : a], order[b < 0 ? b + self.dim() : b]);
+  if (!order.empty()) std::swap(order[c10::maybe_wrap_dim(a, self.dim())], order[c10::maybe_wrap_dim(b, self.dim())]);
   return order;
 }
 Shape dim_order(const at::Tensor& self, c10::IntArrayRef dims) {
   Shape order(dims.begin(), dims.end());
-  for (int64_t& d : order) d += d < 0 ? self.dim() : 0;
+  for (int64_t& d : order) d = c10::maybe_wrap_dim(d, self.dim());
   return order;
 }
 
