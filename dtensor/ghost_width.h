@@ -1,5 +1,5 @@
 // Declares how far stencils reach, as the stencil width of PETSc's DMDA: one exchange then fetches the elements that
-// ranks lack for all slices of a tensor, and one those that they lack for all its rolls.
+// ranks lack for all slices of a tensor, and one those for all its rolls, padding, convolutions and pooling.
 //
 //   at::Tensor u = zeros({256, 256}, mesh, {Shard(0), Shard(1)});
 //   set_ghost_width(u, {1, 1});  // each element reads its neighbours one row and one column away
@@ -24,18 +24,18 @@ namespace dtensor {
 // the region was read since the last write, and that takes at most twice as long; else the next read fetches it.
 // Without a width, each slice is an exchange of its own, when an operator reads it.
 //
-// Rolls by up to width[d] elements along each sharded dim d read a second, periodic region, which goes around the ends
-// of the dims. The first such roll after a write fetches it in an exchange of its own. Convolutions, pooling and
-// unfold() need no declaration: each is one call, which fetches all of its halo.
+// The other operators that need elements beyond a rank's part read a second, periodic region: width[d] elements on each
+// side along each sharded dim d, around the ends of the dims. These are roll(), padding, convolution, pooling, unfold()
+// and upsampling. The first such call after a write that finds what it lacks in this region fetches all of it, in one
+// exchange; the others move nothing until the next write. A call that lacks other elements is an exchange of its own.
 //
 // {} or zeros withdraw the declaration. It belongs to the tensor: handles and aliases of the same sizes, dtype and
 // offset have it, writes keep it, and a clone() gets it; results of other operators have none, so that a loop over
 // `u = step(u)` declares it again in each step. Slices of slices of `t` count as slices of `t`. Never communicates. All
 // ranks call it alike, as it decides what is communicated.
 //
-// It has no effect in inference mode; if a rank has no part of `t` or several pieces; for rolls of a tensor that is not
-// row-major; and if a part with its ghost region exceeds the limit of remembered bytes (remembered_layouts.h), or the
-// exchange a RedistributeMemoryLimit.
+// It has no effect in inference mode; if a rank has no part of `t` or several pieces; and if a part with its ghost
+// region exceeds the limit of remembered bytes (remembered_layouts.h), or the exchange a RedistributeMemoryLimit.
 //
 // Errors: a plain tensor (TypeError); a number of values other than t.dim(), a negative value, one above
 // (t.size(d) - 1) / 2, with which slices would be empty, or local tensors that the program may write to (from_local(),

@@ -198,7 +198,7 @@ TORCH_LIBRARY(dtensor, m) {
   // To write to; all ranks call it alike.
   m.def("mutable_local_tensors(Tensor tensor) -> Tensor[]", &mutable_local_tensors_op);
   m.def("fetch_parts(Tensor tensor) -> ()", &fetch_parts_op);  // collective
-  // For slices, as stencils take them (dtensor/ghost_width.h); all ranks call it alike.
+  // dtensor/ghost_width.h; all ranks call it alike.
   m.def("set_ghost_width(Tensor tensor, int[] width) -> ()", &set_ghost_width);
   m.def("from_local(Tensor[] locals, int mesh, str placements, int[] shape) -> Tensor", &from_local_op);
   // {"all_reduce": 2, ...}: the collectives of all threads since the library was loaded or the counts were reset.

@@ -57,6 +57,21 @@ LocalLayout box_of_rank(const GhostRegion& around, const Spec& spec, int64_t ran
   return box;
 }
 
+LazyParts::Made boxes_along(const GhostRegion& around, const Spec& spec, const std::vector<int64_t>& dims) {
+  LazyParts::Made boxes = *around.boxes->get();
+  LocalGuard guard;
+  for (size_t i = 0; i < boxes.parts.size(); ++i) {
+    const int64_t rank = spec.mesh().local_ranks()[i];
+    const LocalLayout part = spec.layout_of_rank(rank), box = box_of_rank(around, spec, rank);
+    for (const auto& [dim, cut_by, known] : around.dims) {
+      if (std::find(dims.begin(), dims.end(), dim) != dims.end()) continue;
+      const IndexRange& own = part.dims[dim][0];
+      boxes.parts[i] = boxes.parts[i].narrow(dim, own.begin - box.dims[dim][0].begin, own.size);
+    }
+  }
+  return boxes;
+}
+
 int64_t box_bytes(const GhostRegion& around, const Spec& spec) {
   Shape sizes = spec.layout_of_rank(spec.mesh().ranks()[0]).sizes();
   for (const auto& [dim, cut_by, known] : around.dims) {

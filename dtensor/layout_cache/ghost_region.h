@@ -56,13 +56,15 @@ struct GhostRegion {
   };
   std::vector<Dim> dims;  // along which the boxes go beyond the parts, ascending
   std::shared_ptr<LazyParts> boxes;
-  bool periodic = false;  // as roll() reads it: index -1 of a dim is its last element
+  bool periodic = false;  // index -1 of a dim is its last element
 
   const Dim* along(int64_t dim) const;  // null: the boxes do not go beyond the parts
 };
 
 // The indices in the box of a rank. REQUIRES: `around` belongs to a tensor of `spec`.
 LocalLayout box_of_rank(const GhostRegion& around, const Spec& spec, int64_t rank);
+// The boxes of the owned ranks; along dims that are not in `dims` only what the ranks' parts have. Makes the boxes.
+LazyParts::Made boxes_along(const GhostRegion& around, const Spec& spec, const std::vector<int64_t>& dims);
 // The bytes of the largest box.
 int64_t box_bytes(const GhostRegion& around, const Spec& spec);
 

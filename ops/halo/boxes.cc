@@ -35,13 +35,22 @@ int64_t number_of(const BoxKey& key) {
 
 }  // namespace
 
-RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const at::Scalar& fill, const CommCause& cause) {
-  const RankTensors& locals = meta_for_read(t).locals;
-  return is_as_held(plan) ? locals : fetch_halos(plan, locals, fill, cause);
+RankTensors fetch_boxes(const HaloDecision& decision, const at::Tensor& t, const at::Scalar& fill,
+                        const CommCause& cause) {
+  if (!decision.within) return fetch_halos(*decision.plan, meta_for_read(t).locals, fill, cause);
+  const auto region = periodic_region(*decision.declared, t, decision.plan->bytes, cause);
+  const LazyParts::Made boxes = boxes_along(*region, *spec_of(t), decision.within->dims);
+  return fetch_halos(*decision.within, boxes.parts, fill, cause);
 }
 
-RankTensors boxes_of(const HaloPlan& plan, const at::Tensor& t, const BoxKey& key, const CommCause& cause) {
-  if (plan.is_local() || !may_cache_facts(t)) return boxes_of(plan, t, 0, cause);
+RankTensors boxes_of(const HaloDecision& decision, const at::Tensor& t, const at::Scalar& fill,
+                     const CommCause& cause) {
+  return is_as_held(*decision.plan) ? meta_for_read(t).locals : fetch_boxes(decision, t, fill, cause);
+}
+
+RankTensors boxes_of(const HaloDecision& decision, const at::Tensor& t, const BoxKey& key, const CommCause& cause) {
+  const HaloPlan& plan = *decision.plan;
+  if (decision.within || plan.is_local() || !may_cache_facts(t)) return boxes_of(decision, t, 0, cause);
   // Cached as margins along a dim number that no tensor has.
   const RankTensors& locals = meta_for_read(t).locals;
   const int64_t number = number_of(key);

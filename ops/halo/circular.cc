@@ -12,6 +12,7 @@
 #include "dtensor/tensor/forward_mode.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
+#include "ops/halo/boxes.h"
 #include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
 #include "ops/spatial/pad_circular.h"
@@ -44,7 +45,7 @@ PaddingPtr saved(AutogradContext* ctx) {
 struct Pad : Function<Pad> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, PaddingPtr padding) {
     const HaloDecision& decision = *padding->decision;
-    RankTensors locals = fetch_halos(*decision.plan, meta_for_read(t).locals, 0, padding->cause);
+    RankTensors locals = fetch_boxes(decision, t, 0, padding->cause);
     save(ctx, std::move(padding));
     return make_dtensor(decision.result, std::move(locals));
   }
@@ -75,7 +76,11 @@ variable_list PadBack::backward(AutogradContext* ctx, variable_list grads) {
   const Spec& source = *padding->decision->plan->source;
   const at::Tensor grad =
       redistribute_as(distributed_gradient(grads[0], source.mesh()), source.placements(), padding->cause);
-  return {Pad::apply(grad, padding), at::Tensor()};
+  auto of_gradient = c10::make_intrusive<Padding>(*padding);
+  auto decision = std::make_shared<HaloDecision>(*padding->decision);
+  decision->within = nullptr;  // the width was declared for the input
+  of_gradient->decision = std::move(decision);
+  return {Pad::apply(grad, std::move(of_gradient)), at::Tensor()};
 }
 
 // nullopt: invalid arguments, which the operator itself reports, or halos do not apply.
@@ -106,7 +111,7 @@ void pad_circular(const c10::OperatorHandle& op, Stack& stack) {
   self = redistribute_as(self, without_partials(spec_of(self)->placements()), cause);
   args.set("self", self);
   const SpecPtr& source = spec_of(self);
-  const auto decision = decide_halo(op, stack, [&](const Decision*) -> std::optional<HaloChoice> {
+  const auto decision = decide_halo(op, stack, self, [&](const Decision*) -> std::optional<HaloChoice> {
     Shape sizes = source->sizes();
     for (const HaloDim& d : *dims) sizes[d.dim] = d.map.size;
     const SpecPtr result =

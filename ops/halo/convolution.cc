@@ -9,9 +9,11 @@
 #include <utility>
 
 #include "dtensor/dispatch/dispatch.h"
+#include "dtensor/dispatch/plain_beside_distributed.h"
 #include "dtensor/dispatch/report_work.h"
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/module_of_call.h"
+#include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/box_convolution.h"
 #include "ops/halo/boxes.h"
@@ -119,12 +121,24 @@ void report(const c10::OperatorHandle& op, const at::Tensor& weight, const Work&
   report_flops(cause.op, cause.module_path, *spec_of(weight), work.of_rank, work.of_one);
 }
 
+// Plain weights, where they count as replicated.
+void replicate_plain_weights(const c10::OperatorHandle& op, Stack& stack) {
+  Arguments args(op, stack);
+  const at::Tensor input = args.tensor("input");
+  if (!is_dtensor(input) || !plain_is_replicated()) return;
+  for (const char* name : {"weight", "bias"}) {
+    const at::Tensor t = optional_tensor(args[name]);
+    if (t.defined() && !is_dtensor(t)) args.set(name, replicate_plain(t, spec_of(input)->mesh()));
+  }
+}
+
 const at::Tensor& local_if_defined(const at::Tensor& t, size_t i) {
   static const at::Tensor none;
   return t.defined() ? meta_for_read(t).locals[i] : none;
 }
 
 void convolution(const c10::OperatorHandle& op, Stack& stack) {
+  replicate_plain_weights(op, stack);
   const Arguments args(op, stack);
   const auto call = call_of(args);
   const at::Tensor bias_given = args["bias"].isNone() ? at::Tensor() : args.tensor("bias");
@@ -132,7 +146,7 @@ void convolution(const c10::OperatorHandle& op, Stack& stack) {
   const at::Tensor input_given = args.tensor("input"), weight_given = args.tensor("weight");
   const Layouts& layouts = call->layouts;
   const Work work = work_of(*call, spec_of(weight_given)->sizes());
-  const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
+  const auto decision = decide_halo(op, stack, input_given, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr result = rule->outputs[0]->with_placements(layouts.output);
     const double more = seconds_to(input_given, layouts.input) + seconds_to(weight_given, layouts.weight) +
                         seconds_to(bias_given, layouts.bias);
@@ -143,7 +157,7 @@ void convolution(const c10::OperatorHandle& op, Stack& stack) {
                    weight = redistributed(op, weight_given, layouts.weight, "weight", weight_given),
                    bias = redistributed(op, bias_given, layouts.bias, "bias", weight_given);
   RankTensors locals =
-      boxes_of(*decision->plan, input, call->convolution.box_key(), call_cause(op, "input", {input, weight_given}));
+      boxes_of(*decision, input, call->convolution.box_key(), call_cause(op, "input", {input, weight_given}));
   {
     LocalGuard guard;
     for (size_t i = 0; i < locals.size(); ++i) {
@@ -156,6 +170,7 @@ void convolution(const c10::OperatorHandle& op, Stack& stack) {
 }
 
 void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
+  replicate_plain_weights(op, stack);
   const Arguments args(op, stack);
   const auto call = call_of(args);
   const at::Tensor grad_given = args.tensor("grad_output");
@@ -167,15 +182,16 @@ void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
   for (size_t k = 0; k < 3; ++k) mask[k] = args["output_mask"].toBoolList().get(k);
   const int products = int{mask[0]} + int{mask[1]};
   const Work work = work_of(*call, spec_of(weight_given)->sizes(), products);
-  const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
-    const SpecPtr grad_input = rule != nullptr && rule->outputs[0]
-                                   ? rule->outputs[0]->with_placements(layouts.grad_input)
-                                   : call->source->with_placements(layouts.grad_input);
-    const SpecPtr windows = spec_of(grad_given)->with_placements(of_grad);
-    const double more = seconds_to(grad_given, of_grad) + seconds_to(weight_given, layouts.weight) +
-                        (mask[1] ? seconds_to(input_given, layouts.input) : 0);
-    return HaloChoice{{call->source, windows, call->convolution.halo_dims()}, grad_input, more, work.of_rank};
-  });
+  const auto decision = decide_halo(
+      op, stack, mask[1] ? input_given : at::Tensor(), [&](const Decision* rule) -> std::optional<HaloChoice> {
+        const SpecPtr grad_input = rule != nullptr && rule->outputs[0]
+                                       ? rule->outputs[0]->with_placements(layouts.grad_input)
+                                       : call->source->with_placements(layouts.grad_input);
+        const SpecPtr windows = spec_of(grad_given)->with_placements(of_grad);
+        const double more = seconds_to(grad_given, of_grad) + seconds_to(weight_given, layouts.weight) +
+                            (mask[1] ? seconds_to(input_given, layouts.input) : 0);
+        return HaloChoice{{call->source, windows, call->convolution.halo_dims()}, grad_input, more, work.of_rank};
+      });
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const HaloPlan& plan = *decision->plan;
   const at::Tensor grad = redistributed(op, grad_given, of_grad, "grad_output", weight_given),
@@ -184,7 +200,7 @@ void convolution_backward(const c10::OperatorHandle& op, Stack& stack) {
   RankTensors boxes;
   if (mask[1]) {
     const at::Tensor input = redistributed(op, input_given, layouts.input, "input", weight_given);
-    boxes = boxes_of(plan, input, call->convolution.box_key(), call_cause(op, "input", {input, weight_given}));
+    boxes = boxes_of(*decision, input, call->convolution.box_key(), call_cause(op, "input", {input, weight_given}));
   } else {
     LocalGuard guard;  // only its sizes matter
     for (size_t i = 0; i < grads.size(); ++i) boxes.push_back(grads[i].new_zeros(plan.ranks[i].wanted));

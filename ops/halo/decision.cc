@@ -20,6 +20,7 @@ namespace {
 
 using Key = std::vector<int64_t>;
 using DecisionPtr = std::shared_ptr<const HaloDecision>;
+using DeclaredRegionPtr = std::shared_ptr<const DeclaredRegion>;
 
 int64_t bits_of(double x) {
   int64_t bits = 0;
@@ -61,7 +62,7 @@ void append(Key& key, const CallContext& context) {
   key.insert(key.end(), hints.begin(), hints.end());
 }
 
-// By operator, rules, hints and arguments.
+// By operator, rules, hints, declared width and arguments.
 struct HaloMemo : Memo<Key, DecisionPtr, 1024> {};
 
 // Time of the matrix products on a rank, given the parts in the decision.
@@ -85,36 +86,46 @@ double rule_seconds(const OpCall& call, const Decision& rule, const SpecPtr& res
   return seconds + seconds_to_move(rule.outputs[0], result->placements());
 }
 
-DecisionPtr decide(const OpCall& call, const HaloChooser& choose) {
+// Null: no request, or one that exceeds the limit.
+std::shared_ptr<const HaloPlan> plan_within_limit(const std::optional<HaloRequest>& request, int64_t max_bytes) {
+  auto plan = request ? make_halo_plan(*request) : nullptr;
+  return plan && plan->peak_bytes <= max_bytes ? plan : nullptr;
+}
+
+DecisionPtr decide(const OpCall& call, const DeclaredRegionPtr& declared, const HaloChooser& choose) {
   auto decision = std::make_shared<HaloDecision>();
   const auto rule = RuleRegistry::instance().find(call.op);
   const auto by_rule = rule ? propagate(call, rule) : nullptr;
-  if (const auto choice = choose(by_rule.get())) {
-    auto plan = make_halo_plan(choice->request);
-    const bool fits = plan && plan->peak_bytes <= call.context.scope.limits.max_bytes;
-    const auto cost = cost_model(call.mesh.world());
-    const auto pays = [&] {
-      return plan->seconds + choice->more_seconds + cost->products(choice->flops, dtype_of_flops(call)) <=
-             rule_seconds(call, *by_rule, choice->result, *cost);
-    };
-    if (fits && (!by_rule || (by_rule->communicates() && pays()))) {
-      if (choice->both) decision->both = make_halo_plan(*choice->both);
-      const bool both = decision->both && decision->both->peak_bytes <= call.context.scope.limits.max_bytes &&
-                        decision->both->seconds <= kPrefetch * plan->seconds;
-      if (!both) decision->both = nullptr;
-      if (choice->later) decision->later = make_halo_plan(*choice->later);
-      if (decision->later && decision->later->peak_bytes > call.context.scope.limits.max_bytes)
-        decision->later = nullptr;
-      decision->plan = std::move(plan);
-      decision->result = choice->result;
-    }
+  const auto choice = choose(by_rule.get());
+  if (!choice || (by_rule && !by_rule->communicates())) return decision;
+  const int64_t max_bytes = call.context.scope.limits.max_bytes;
+  auto plan = plan_within_limit(choice->request, max_bytes);
+  if (!plan) return decision;
+  auto later = plan_within_limit(choice->later, max_bytes);
+  const bool lacks = !plan->is_local() || (later && !later->is_local());
+  if (declared && lacks && choice->request.source == declared->plan->source) {
+    decision->within = make_plan_within(choice->request, declared->region);
+    if (later) decision->later_within = make_plan_within(*choice->later, declared->region);
+    if (decision->within || decision->later_within) decision->declared = declared;
   }
+  const auto cost = cost_model(call.mesh.world());
+  const auto pays = [&] {
+    return plan->seconds + choice->more_seconds + cost->products(choice->flops, dtype_of_flops(call)) <=
+           rule_seconds(call, *by_rule, choice->result, *cost);
+  };
+  if (by_rule && !decision->declared && !pays()) return decision;
+  auto both = decision->declared ? nullptr : plan_within_limit(choice->both, max_bytes);
+  if (both && both->seconds <= kPrefetch * plan->seconds) decision->both = std::move(both);
+  decision->plan = std::move(plan);
+  decision->later = std::move(later);
+  decision->result = choice->result;
   return decision;
 }
 
 }  // namespace
 
-DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const HaloChooser& choose) {
+DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& stack, const at::Tensor& source,
+                        const HaloChooser& choose) {
   const auto args = torch::jit::last(stack, op.schema().arguments().size());
   std::vector<SpecPtr> specs;
   Key key{static_cast<int64_t>(reinterpret_cast<intptr_t>(&op.schema())),
@@ -122,6 +133,9 @@ DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& 
   CallContext context;
   context.scope = current_dispatch_scope().hints;
   append(key, context);
+  const auto declared = source.defined() ? declared_region(source, /*periodic=*/true) : nullptr;
+  key.push_back(declared != nullptr);
+  if (declared) key.insert(key.end(), declared->width.begin(), declared->width.end());
   for (const c10::IValue& value : args) {
     append(key, value);
     if (value.isTensor() && value.toTensor().defined()) specs.push_back(spec_of(value.toTensor()));
@@ -133,8 +147,8 @@ DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& 
   LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
   OpCall call = OpCall::make(c10::toString(op.operator_name()), specs, args.vec());
   call.context = context;
-  auto decision = decide(call, choose);
-  if (decision->plan) strategy_cache(world).check_open(call);
+  auto decision = decide(call, declared, choose);
+  if (decision->plan && !decision->declared) strategy_cache(world).check_open(call);
   memo.insert(std::move(key), decision, std::move(specs));
   return decision;
 }

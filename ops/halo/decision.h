@@ -1,8 +1,8 @@
 // Decides whether an operator that moves elements along dims exchanges halos or follows its rule: the one that takes
 // less time by the cost model.
 //
-// The decision follows from specs, arguments and the hints of the scope (ScopeHints) alone, so it is the same on every
-// rank, and is cached per world like the decisions of rules.
+// The decision follows from specs, arguments, declared ghost widths and the hints of the scope (ScopeHints) alone, so
+// it is the same on every rank, and is cached per world like the decisions of rules.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,6 +14,7 @@
 #include <optional>
 #include <vector>
 
+#include "ops/halo/declared_region.h"
 #include "ops/halo/plan.h"
 #include "propagation/decision.h"
 
@@ -24,6 +25,11 @@ struct HaloDecision {
   SpecPtr result;                         // of the operator's first result
   std::shared_ptr<const HaloPlan> both;   // plan for HaloChoice::both; null: not worth it
   std::shared_ptr<const HaloPlan> later;  // plan for HaloChoice::later; null: none
+
+  // The ghost region that was declared for the tensor, if it has the halo; else null.
+  std::shared_ptr<const DeclaredRegion> declared;
+  std::shared_ptr<const HaloPlan> within;        // what `plan` fetches, from the boxes of `declared`; null: not in them
+  std::shared_ptr<const HaloPlan> later_within;  // the same for `later`
 };
 
 // The possible exchange; nullopt: halos cannot serve this call. `rule`: the rule's decision, null if there is none.
@@ -40,9 +46,11 @@ struct HaloChoice {
 };
 using HaloChooser = std::function<std::optional<HaloChoice>(const Decision* rule)>;
 
-// `stack`: the call's arguments on top. `choose` is called once per kind of call.
-// Errors: those of the rule, and of a frozen strategy cache.
+// `stack`: the call's arguments on top. `choose` is called once per kind of call. `source`: the tensor whose halo is
+// fetched. If its declared ghost width (dtensor/ghost_width.h) has the halo, the declaration decides, not the price.
+// Undefined: a gradient, whose halo is sent back.
+// Errors: those of the rule, and of a frozen strategy cache, of which a declared width needs no entry.
 std::shared_ptr<const HaloDecision> decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
-                                                const HaloChooser& choose);
+                                                const at::Tensor& source, const HaloChooser& choose);
 
 }  // namespace dtensor::internal

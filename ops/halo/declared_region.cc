@@ -9,6 +9,7 @@
 #include "dtensor/ghost_width.h"
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/layout_cache/remembered_bytes.h"
+#include "dtensor/layout_cache/report_reuse.h"
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/exchange.h"
@@ -43,9 +44,9 @@ std::vector<IndexRange> reached_by_slices(const Spec& spec, int64_t dim, int64_t
   return own;
 }
 
-// What rolls by up to `width` reach: so many indices before and after each part. They go around the dim: -1 is its last
-// index.
-std::vector<IndexRange> reached_by_rolls(int64_t width, std::vector<IndexRange> own) {
+// What operators that reach `width` elements beyond a part read: so many indices before and after each part. They go
+// around the dim: -1 is its last index.
+std::vector<IndexRange> reached_by_halos(int64_t width, std::vector<IndexRange> own) {
   for (IndexRange& run : own) run = {run.begin - width, run.size + 2 * width};
   return own;
 }
@@ -60,7 +61,7 @@ DeclaredRegionPtr make_region(const SpecPtr& spec, const std::vector<int64_t>& w
     if (width[d] == 0 || cutting.empty()) continue;
     const auto own = runs_along(*spec, d);
     if (!own) return nullptr;
-    const auto reached = periodic ? reached_by_rolls(width[d], *own) : reached_by_slices(*spec, d, 2 * width[d], *own);
+    const auto reached = periodic ? reached_by_halos(width[d], *own) : reached_by_slices(*spec, d, 2 * width[d], *own);
     declared->region.dims.push_back({d, cutting, reached});
     // Place 0 of a periodic region is index -width.
     const int64_t n = spec->sizes()[d], shift = periodic ? width[d] : 0;
@@ -86,11 +87,24 @@ DeclaredRegionPtr declared_region(const at::Tensor& t, bool periodic) {
   auto found = memo.find(key);
   if (!found) memo.insert(key, *(found = make_region(spec, width, periodic)), {spec});
   const DeclaredRegionPtr& declared = *found;
-  const int64_t result_bytes = periodic ? spec->max_local_bytes() : 0;  // roll() has its result beside the box
+  const int64_t result_bytes = periodic ? spec->max_local_bytes() : 0;  // an operator has its result beside the box
   const bool fits = declared &&
                     declared->plan->peak_bytes + result_bytes <= current_dispatch_scope().hints.limits.max_bytes &&
                     fits_in_cache(world, box_bytes(declared->region, *spec));
   return fits ? declared : nullptr;
+}
+
+CachedGhostRegion periodic_region(const DeclaredRegion& declared, const at::Tensor& t, int64_t saved_bytes,
+                                  const CommCause& cause) {
+  meta_for_read(t);  // a copied view drops its region if its base was written to
+  const auto cached = cached_ghost_region(t, /*periodic=*/true);
+  if (cached && cached->dims == declared.region.dims) {
+    report_reuse(cause, "ghost region", saved_bytes);
+    return cached;
+  }
+  // One of another width may be left from a handle with other bits or strides, for which the width was declared.
+  if (cached) drop_ghost_region(t, /*periodic=*/true);
+  return fetch_region(declared, t, cause);
 }
 
 CachedGhostRegion fetch_region(const DeclaredRegion& declared, const at::Tensor& t, const CommCause& cause) {

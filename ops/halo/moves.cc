@@ -12,6 +12,7 @@
 #include "dtensor/layout_cache/cached_facts.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
+#include "ops/halo/boxes.h"
 #include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
 #include "ops/halo/pad_prefetch.h"
@@ -179,11 +180,8 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   }
   const at::Tensor self = reduced_argument(op, args, "self", move->passing);
   const CommCause cause = call_cause(op, "self", self);
-  if (kDescribe == roll) {
-    if (auto rolled = rolled_within_width(self, move->dims, cause)) return return_tensors(op, stack, {*rolled});
-  }
   const SpecPtr& source = spec_of(self);
-  const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
+  const auto decision = decide_halo(op, stack, self, [&](const Decision* rule) -> std::optional<HaloChoice> {
     Shape sizes = source->sizes();
     for (const HaloDim& d : move->dims) sizes[d.dim] = d.map.size;
     const SpecPtr result = result_of(source, rule, sizes);
@@ -196,7 +194,7 @@ void move_elements(const c10::OperatorHandle& op, Stack& stack) {
   if (decision->later && may_cache_facts_of_new(*decision->result))
     return return_tensors(op, stack, {pad_lazily(*decision, self, move->fill, cause)});
   RankTensors locals = kDescribe == roll ? rolled_parts(*decision, self, move->dims, cause)
-                                         : fetch_halos(*decision->plan, meta_for_read(self).locals, move->fill, cause);
+                                         : fetch_boxes(*decision, self, move->fill, cause);
   return_tensors(op, stack, {make_dtensor(decision->result, std::move(locals))});
 }
 
@@ -213,7 +211,7 @@ void move_back(const c10::OperatorHandle& op, Stack& stack) {
     return dispatch_by_rule(op, stack);
   const at::Tensor grad = reduced_argument(op, args, "grad_output", move->passing);
   const SpecPtr& source = spec_of(grad);
-  const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
+  const auto decision = decide_halo(op, stack, /*source=*/{}, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr result = result_of(source, rule, spec_of(self)->sizes());
     return HaloChoice{{result, source, move->dims}, result};
   });

@@ -11,24 +11,42 @@
 #include "comm/comm_work.h"
 #include "dtensor/layout_cache/ghost_region.h"
 #include "dtensor/tensor/representation.h"
+#include "ops/halo/declared_region.h"
 #include "ops/halo/exchange.h"
 
 namespace dtensor::internal {
 namespace {
 
-// The padded tensor's input, as it was at that time.
-struct Snapshot {
-  RankTensors parts;
-  std::shared_ptr<LocalStorage> storage;
-};
+// The input at the time of the call: its parts, or the boxes of its declared ghost region.
+using Snapshot = std::shared_ptr<const LazyParts::Made>;
 
-std::shared_ptr<const Snapshot> snapshot_of(const at::Tensor& t) {
+Snapshot copy_of_parts(const at::Tensor& t) {
   const DTensorMeta& meta = meta_for_read(t);
-  auto result = std::make_shared<Snapshot>();
+  auto result = std::make_shared<LazyParts::Made>();
   result->storage = std::make_shared<LocalStorage>(meta.spec->mesh().world(), meta.spec->max_local_bytes());
   LocalGuard guard;
   for (const at::Tensor& part : meta.locals) result->parts.push_back(at::clone(part));
   return result;
+}
+
+// A plan, and the local tensors for it.
+struct Fetch {
+  std::shared_ptr<const HaloPlan> plan;
+  Snapshot from;
+};
+struct Fetches {
+  Fetch windows, parts;  // of the padded tensor
+};
+
+Fetches fetches_of(const HaloDecision& decision, const at::Tensor& self, const CommCause& cause) {
+  Snapshot boxes, parts;
+  if (decision.later_within) {
+    const auto region = periodic_region(*decision.declared, self, decision.later->bytes, cause);
+    boxes = std::make_shared<LazyParts::Made>(boxes_along(*region, *spec_of(self), decision.later->dims));
+  }
+  if (!boxes || !decision.within) parts = copy_of_parts(self);
+  return {boxes ? Fetch{decision.later_within, boxes} : Fetch{decision.later, parts},
+          boxes && decision.within ? Fetch{decision.within, boxes} : Fetch{decision.plan, parts}};
 }
 
 }  // namespace
@@ -51,7 +69,7 @@ std::optional<HaloRequest> windows_request(const SpecPtr& source, const std::vec
 
 at::Tensor pad_lazily(const HaloDecision& decision, const at::Tensor& self, const at::Scalar& fill,
                       const CommCause& cause) {
-  const auto snapshot = snapshot_of(self);
+  const auto [windows, own] = fetches_of(decision, self, cause);
   const SpecPtr& source = spec_of(self);
   const World& world = source->mesh().world();
   GhostRegion around;
@@ -61,14 +79,14 @@ at::Tensor pad_lazily(const HaloDecision& decision, const at::Tensor& self, cons
     for (IndexRange& run : wider.known) run.size += decision.result->sizes()[dim] - source->sizes()[dim];
   }
   const int64_t bytes = box_bytes(around, *source);
-  around.boxes = std::make_shared<LazyParts>([later = decision.later, snapshot, fill, cause, world, bytes] {
-    return LazyParts::Made{fetch_halos(*later, snapshot->parts, fill, cause),
+  around.boxes = std::make_shared<LazyParts>([windows = windows, fill, cause, world, bytes] {
+    return LazyParts::Made{fetch_halos(*windows.plan, windows.from->parts, fill, cause),
                            std::make_shared<LocalStorage>(world, bytes)};
   });
 
-  const RankTensors parts = empty_halos(*decision.plan, snapshot->parts, decision.result->strides());
-  const auto fetch = [plan = decision.plan, snapshot, fill, cause, parts, boxes = around.boxes] {
-    fetch_halos(*plan, snapshot->parts, fill, cause, parts);
+  const RankTensors parts = empty_halos(*own.plan, own.from->parts, decision.result->strides());
+  const auto fetch = [own = own, fill, cause, parts, boxes = around.boxes] {
+    fetch_halos(*own.plan, own.from->parts, fill, cause, parts);
     boxes->forget();  // windows that were not requested keep no second tensor alive
   };
   const at::Tensor result = make_dtensor(decision.result, parts, nullptr, CommWork::deferred(fetch));

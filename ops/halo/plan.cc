@@ -91,9 +91,21 @@ void add_messages(const HaloRequest& request, int64_t sender, int64_t receiver, 
   }
 }
 
+// The elements in a box along a dim of n elements, in the order of their places in it. Beyond the ends of the dim a box
+// has the elements of the other end. None is listed twice.
+IndexRanges elements_in(const IndexRange& box, int64_t n) {
+  const int64_t begin = (box.begin % n + n) % n, size = std::min(box.size, n);
+  const int64_t before_end = std::min(size, n - begin);
+  IndexRanges elements{{begin, before_end}};
+  if (size > before_end) elements.push_back({0, size - before_end});
+  return elements;
+}
+
 class HaloPlanner {
  public:
-  explicit HaloPlanner(const HaloRequest& request) : request_(request), mesh_(request.source->mesh()) {}
+  // `region`: each rank has the elements of its box of it; null: of its part.
+  HaloPlanner(const HaloRequest& request, const GhostRegion* region)
+      : request_(request), mesh_(request.source->mesh()), region_(region) {}
 
   std::shared_ptr<const HaloPlan> make() {
     auto plan = std::make_shared<HaloPlan>();
@@ -114,7 +126,11 @@ class HaloPlanner {
     RankSegments segments;
     for (const HaloDim& d : request_.dims) {
       const IndexRanges& own = result.dims[d.dim];
-      segments.held.push_back(segments_held(d.map, held.dims[d.dim]));
+      const GhostRegion::Dim* wider = region_ != nullptr ? region_->along(d.dim) : nullptr;
+      segments.held.push_back(
+          segments_held(d.map, wider == nullptr ? held.dims[d.dim]
+                                                : elements_in(wider->known[place_of(*request_.source, d.dim, rank)],
+                                                              request_.source->sizes()[d.dim])));
       segments.wanted.push_back(segments_wanted(d.map, d.reach ? d.reach(own) : own));
     }
     return segments;
@@ -241,6 +257,7 @@ class HaloPlanner {
     std::vector<std::pair<int64_t, int64_t>> pairs;
     for (const int64_t rank : owned) {
       for (const int64_t member : plan.group->members[plan.group->group_of[rank]]) {
+        if (region_ != nullptr && rank != member) continue;
         pairs.emplace_back(rank, member);
         if (!std::binary_search(owned.begin(), owned.end(), member)) pairs.emplace_back(member, rank);
       }
@@ -257,6 +274,7 @@ class HaloPlanner {
 
   const HaloRequest& request_;
   const DeviceMesh& mesh_;
+  const GhostRegion* region_;
   absl::flat_hash_map<int64_t, std::unique_ptr<RankSegments>> segments_;
 };
 
@@ -288,6 +306,13 @@ std::optional<std::vector<IndexRange>> runs_along(const Spec& spec, int64_t dim)
   return result;
 }
 
-std::shared_ptr<const HaloPlan> make_halo_plan(const HaloRequest& request) { return HaloPlanner(request).make(); }
+std::shared_ptr<const HaloPlan> make_halo_plan(const HaloRequest& request) {
+  return HaloPlanner(request, nullptr).make();
+}
+
+std::shared_ptr<const HaloPlan> make_plan_within(const HaloRequest& request, const GhostRegion& region) {
+  auto plan = HaloPlanner(request, &region).make();
+  return plan && plan->is_local() ? plan : nullptr;
+}
 
 }  // namespace dtensor::internal

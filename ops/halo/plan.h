@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "comm/comm_call.h"
+#include "dtensor/layout_cache/ghost_region.h"
 #include "ops/halo/index_map.h"
 #include "ops/support/cut_dims.h"
 #include "plan/spec.h"
@@ -75,5 +76,8 @@ std::optional<std::vector<IndexRange>> runs_along(const Spec& spec, int64_t dim)
 // REQUIRES: cutting_mesh_dims() is not empty for the request's dims; nothing is Partial along these mesh dims. It may
 // be along others.
 std::shared_ptr<const HaloPlan> make_halo_plan(const HaloRequest& request);
+// The same from boxes of a ghost region of the source, as boxes_along() gives them, instead of its parts: only copies.
+// Null, on all ranks: a rank needs an element beyond its box.
+std::shared_ptr<const HaloPlan> make_plan_within(const HaloRequest& request, const GhostRegion& region);
 
 }  // namespace dtensor::internal

@@ -17,6 +17,7 @@
 #include "dtensor/redistribution/redistribute_below_autograd.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
+#include "ops/halo/boxes.h"
 #include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
 #include "ops/halo/reduced_argument.h"
@@ -84,17 +85,17 @@ SpecPtr pooled(const SpecPtr& source, const Pooling& pooling, const Decision* ru
 }
 
 std::shared_ptr<const HaloDecision> decide_forward(const c10::OperatorHandle& op, const Stack& stack,
-                                                   const SpecPtr& source, const Pooling& pooling) {
-  return decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
-    const SpecPtr result = pooled(source, pooling, rule);
-    return HaloChoice{{source, result, pooling.halo_dims()}, result};
+                                                   const at::Tensor& self, const Pooling& pooling) {
+  return decide_halo(op, stack, self, [&](const Decision* rule) -> std::optional<HaloChoice> {
+    const SpecPtr result = pooled(spec_of(self), pooling, rule);
+    return HaloChoice{{spec_of(self), result, pooling.halo_dims()}, result};
   });
 }
 
 // For self's gradient, which gets the layout `given` of the result's.
 std::shared_ptr<const HaloDecision> decide_backward(const c10::OperatorHandle& op, const Stack& stack,
                                                     const SpecPtr& given, const Spec& self, const Pooling& pooling) {
-  return decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
+  return decide_halo(op, stack, /*source=*/{}, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const Placements placements = as_addends(given->placements());
     const SpecPtr result = rule != nullptr
                                ? rule->outputs[0]->with_placements(placements)
@@ -158,10 +159,10 @@ void max_pool(const c10::OperatorHandle& op, Stack& stack) {
   if (args.out().defined() || !is_shared(given, pooling) || !given.is_floating_point())
     return dispatch_by_rule(op, stack);
   const at::Tensor self = reduced_argument(op, args, "self", Passing::kNone);
-  const auto decision = decide_forward(op, stack, spec_of(self), *pooling);
+  const auto decision = decide_forward(op, stack, self, *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
   const double lowest = -std::numeric_limits<double>::infinity();
-  RankTensors boxes = fetch_halos(*decision->plan, meta_for_read(self).locals, lowest, call_cause(op, "self", self));
+  RankTensors boxes = fetch_boxes(*decision, self, lowest, call_cause(op, "self", self));
   RankTensors values, indices;
   {
     LocalGuard guard;
@@ -256,9 +257,9 @@ void avg_pool(const c10::OperatorHandle& op, Stack& stack) {
   if (args.out().defined() || !is_shared(given, pooling) || !given.is_floating_point())
     return dispatch_by_rule(op, stack);
   const at::Tensor self = reduced_argument(op, args, "self", Passing::kLinear);
-  const auto decision = decide_forward(op, stack, spec_of(self), *pooling);
+  const auto decision = decide_forward(op, stack, self, *pooling);
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  RankTensors boxes = fetch_halos(*decision->plan, meta_for_read(self).locals, 0, call_cause(op, "self", self));
+  RankTensors boxes = fetch_boxes(*decision, self, 0, call_cause(op, "self", self));
   {
     LocalGuard guard;
     const auto kernel = pooling->list(&WindowDim::size), stride = pooling->list(&WindowDim::stride);

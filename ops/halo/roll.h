@@ -21,15 +21,9 @@ int64_t shift_of(const IndexMap& rolled);
 // or in pieces.
 std::optional<HaloRequest> both_ways(const SpecPtr& source, const std::vector<HaloDim>& dims);
 
-// `self`, rolled along `dims`, from its periodic ghost region (declared_region.h), which is fetched if it is not
-// cached. Decides by the declaration alone, so that it needs no entry of the strategy cache. nullopt: there is no such
-// region, as declared_region() says, `self` is not row-major, or a shift along a cut dim goes beyond the declared
-// width.
-std::optional<at::Tensor> rolled_within_width(const at::Tensor& self, const std::vector<HaloDim>& dims,
-                                              const CommCause& cause);
-
 // The parts of `self`, rolled along `dims`: from cached margins of both borders, which are fetched if they are not
-// cached, if the decision says so; else by an exchange of its own. REQUIRES: decision.plan.
+// cached, if the decision says so; else from the declared ghost region or by an exchange of its own. REQUIRES:
+// decision.plan.
 RankTensors rolled_parts(const HaloDecision& decision, const at::Tensor& self, const std::vector<HaloDim>& dims,
                          const CommCause& cause);
 

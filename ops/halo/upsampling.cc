@@ -127,12 +127,12 @@ void upsample(const c10::OperatorHandle& op, Stack& stack) {
   if (!dims) return dispatch_by_rule(op, stack);
   const at::Tensor self = reduced_argument(op, args, "self", Passing::kLinear);
   const SpecPtr& source = spec_of(self);
-  const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
+  const auto decision = decide_halo(op, stack, self, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr result = rule->outputs[0]->with_placements(as_addends(source->placements()));
     return HaloChoice{{source, result, halo_dims_of(*dims)}, result};
   });
   if (!decision->plan) return dispatch_by_rule(op, stack);
-  RankTensors locals = boxes_of(*decision->plan, self, 0, call_cause(op, "self", self));
+  RankTensors locals = boxes_of(*decision, self, 0, call_cause(op, "self", self));
   {
     LocalGuard guard;
     for (size_t i = 0; i < locals.size(); ++i) {
@@ -159,7 +159,7 @@ void upsample_backward(const c10::OperatorHandle& op, Stack& stack) {
   if (!dims) return dispatch_by_rule(op, stack);
   const at::Tensor grad = reduced_argument(op, args, "grad_output", Passing::kLinear);
   const SpecPtr& given = spec_of(grad);
-  const auto decision = decide_halo(op, stack, [&](const Decision* rule) -> std::optional<HaloChoice> {
+  const auto decision = decide_halo(op, stack, /*source=*/{}, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr result = rule->outputs[0]->with_placements(as_addends(given->placements()));
     return HaloChoice{{result, given, halo_dims_of(*dims)}, result};
   });

@@ -13,6 +13,7 @@
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "dtensor/views/view_call.h"
+#include "ops/halo/boxes.h"
 #include "ops/halo/decision.h"
 #include "ops/halo/exchange.h"
 #include "ops/halo/windows.h"
@@ -35,11 +36,13 @@ at::Tensor moved_view(const c10::OperatorHandle& op, Stack& stack, const std::ve
   return make_view_of({op, args, 0, 0, computed}, result, std::move(locals), 0, /*moved=*/true);
 }
 
-// The exchange of an operator along a dim that `cutting` cuts. Null: the operator follows its rule.
+// The exchange of an operator along a dim that `cutting` cuts. `source` as for decide_halo(). Null: the
+// operator follows its rule.
 std::shared_ptr<const HaloDecision> decide_exchange(const c10::OperatorHandle& op, const Stack& stack,
-                                                    const std::vector<int64_t>& cutting, const HaloChooser& choose) {
+                                                    const at::Tensor& source, const std::vector<int64_t>& cutting,
+                                                    const HaloChooser& choose) {
   if (cutting.empty()) return nullptr;
-  auto decision = decide_halo(op, stack, choose);
+  auto decision = decide_halo(op, stack, source, choose);
   return decision->plan ? decision : nullptr;
 }
 
@@ -52,7 +55,7 @@ void slice_backward(const c10::OperatorHandle& op, Stack& stack) {
   if (args.out().defined()) return dispatch_by_rule(op, stack);
   const bool may_lack = is_dtensor(grad) && taken;
   const auto cutting = may_lack ? cutting_mesh_dims(*spec_of(grad), {taken->dim}) : std::vector<int64_t>();
-  const auto decision = decide_exchange(op, stack, cutting, [&](const Decision* rule) -> std::optional<HaloChoice> {
+  const auto decision = decide_exchange(op, stack, {}, cutting, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr& given = spec_of(grad);
     const SpecPtr result = rule->outputs[0]->with_placements(as_addends(given->placements()));
     const HaloDim dim{taken->dim, sliced(taken->start, taken->count, taken->step), {}};
@@ -80,12 +83,13 @@ void unfold(const c10::OperatorHandle& op, Stack& stack) {
   const SpecPtr& source = spec_of(self);
   const bool has_windows = windows && self.numel() > 0 && has_runs_along(*source, {windows->dim});
   const auto cutting = has_windows ? cutting_mesh_dims(*source, {windows->dim}) : std::vector<int64_t>();
-  const auto decision = decide_exchange(op, stack, cutting, [&](const Decision* rule) -> std::optional<HaloChoice> {
-    const SpecPtr result = rule->outputs[0]->with_placements(as_addends(source->placements()));
-    return HaloChoice{{source, result, {windows->halo_dim()}}, result};
-  });
+  const auto decision =
+      decide_exchange(op, stack, self, cutting, [&](const Decision* rule) -> std::optional<HaloChoice> {
+        const SpecPtr result = rule->outputs[0]->with_placements(as_addends(source->placements()));
+        return HaloChoice{{source, result, {windows->halo_dim()}}, result};
+      });
   if (!decision) return dispatch_by_rule(op, stack);
-  RankTensors locals = fetch_halos(*decision->plan, meta_for_read(self).locals, 0, call_cause(op, "self", self));
+  RankTensors locals = fetch_boxes(*decision, self, 0, call_cause(op, "self", self));
   {
     LocalGuard guard;
     for (size_t i = 0; i < locals.size(); ++i) {
@@ -110,7 +114,7 @@ void unfold_backward(const c10::OperatorHandle& op, Stack& stack) {
   const bool has_windows =
       has_runs_along(*given, {windows->dim}) && !last_is_cut && !has_nonlinear_partial(given->placements());
   const auto cutting = has_windows ? cutting_mesh_dims(*given, {windows->dim}) : std::vector<int64_t>();
-  const auto decision = decide_exchange(op, stack, cutting, [&](const Decision* rule) -> std::optional<HaloChoice> {
+  const auto decision = decide_exchange(op, stack, {}, cutting, [&](const Decision* rule) -> std::optional<HaloChoice> {
     const SpecPtr result = rule->outputs[0]->with_placements(as_addends(given->placements()));
     return HaloChoice{{result, given, {windows->halo_dim()}}, result};
   });

@@ -89,13 +89,32 @@ std::vector<Tensor> stencil_in_place(const DeviceMesh& mesh, const Read& read, i
   return {u};
 }
 
-std::vector<Tensor> padded_windows(const DeviceMesh& mesh, const Read& read) {
+std::vector<Tensor> padded_windows(const DeviceMesh& mesh, const Read& read, int64_t ghost_rows) {
   const Tensor u = laid_out({12, 4}, 9, mesh, Shard(0)) * 1;
+  set_ghost_width(u, {ghost_rows, 0});
   const Tensor padded = torch::constant_pad_nd(u, {0, 0, 1, 1});
   read(padded);
   const Tensor a = padded.slice(0, 0, 12) + padded.slice(0, 2, 14);
   read(padded);
   return {a, padded * 2, u};
+}
+
+std::vector<Tensor> operators_of_one_ghost_region(const DeviceMesh& mesh, const Read& read) {
+  const Tensor u = laid_out({2, 3, 12, 6}, 14, mesh, Shard(2)) * 1;
+  set_ghost_width(u, {0, 0, 1, 0});
+  Tensor sum;
+  for (int round = 0; round < 2; ++round) {
+    const Tensor pooled = torch::max_pool2d(u, 3, 1, 1);
+    read(u);
+    const Tensor rolled = u.roll(1, 2) + torch::avg_pool2d(u, 3, 1, 1);
+    read(rolled);
+    const Tensor padded = torch::reflection_pad2d(u, {1, 1, 1, 1});
+    read(padded);
+    sum = pooled + rolled + padded.slice(2, 0, 12).slice(3, 2, 8);
+    read(u);
+    u.add_(sum);
+  }
+  return {u, sum};
 }
 
 std::vector<Tensor> rolled_both_ways(const DeviceMesh& mesh, const Read& read) {
@@ -245,7 +264,10 @@ std::vector<Program> programs() {
       {"a stencil in place", [](auto& mesh, auto& read) { return stencil_in_place(mesh, read, 0); }},
       {"a stencil in place, with a ghost width",
        [](auto& mesh, auto& read) { return stencil_in_place(mesh, read, 1); }},
-      {"windows of a padded tensor", padded_windows},
+      {"windows of a padded tensor", [](auto& mesh, auto& read) { return padded_windows(mesh, read, 0); }},
+      {"windows of a padded tensor, with a ghost width",
+       [](auto& mesh, auto& read) { return padded_windows(mesh, read, 1); }},
+      {"operators that share a ghost region", operators_of_one_ghost_region},
       {"rolls both ways", rolled_both_ways},
       {"a view of a tensor that is written to", view_of_a_tensor_that_is_written},
       {"results written one by one", results_written_one_by_one},
