@@ -24,8 +24,17 @@ Shape row_major_strides(c10::ArrayRef<int64_t> sizes) {
 
 namespace internal {
 
+bool is_row_major(const TensorMeta& meta) {
+  int64_t expected = 1;
+  for (size_t d = meta.sizes.size(); d-- > 0;) {
+    if (meta.strides[d] != expected) return false;
+    expected *= std::max<int64_t>(meta.sizes[d], 1);
+  }
+  return true;
+}
+
 bool is_dense(const TensorMeta& meta) {
-  if (meta.strides == row_major_strides(meta.sizes)) return true;  // most are
+  if (is_row_major(meta)) return true;  // most are
   std::vector<size_t> order;
   for (size_t d = 0; d < meta.sizes.size(); ++d) {
     if (meta.sizes[d] != 1) order.push_back(d);

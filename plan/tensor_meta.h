@@ -40,6 +40,8 @@ Shape row_major_strides(c10::ArrayRef<int64_t> sizes);
 
 namespace internal {
 
+// Strides as those of row_major_strides().
+bool is_row_major(const TensorMeta& meta);
 // The dims are a permutation of a contiguous tensor's: its elements neither overlap nor leave gaps.
 bool is_dense(const TensorMeta& meta);
 // The metadata of a copy in new memory: dense, as made by Tensor::clone().

@@ -12,16 +12,14 @@
 namespace dtensor::internal {
 namespace {
 
-at::Tensor wrapped(const at::Tensor& origin, const RedistributePlan& plan, const DeviceMesh& mesh, const Placements& to,
-                   RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr) {
+at::Tensor wrapped(const at::Tensor& origin, const RedistributePlan& plan, RankTensors locals,
+                   std::shared_ptr<CommWork> arriving = nullptr) {
   if (plan.steps.empty()) {  // only the spec changes, as along a mesh dim of size 1: still a separate tensor
     LocalGuard guard;
     for (at::Tensor& local : locals) local = local.clone();
     arriving = nullptr;
   }
-  const DTensorMeta& meta = meta_without_sync(origin);
-  return make_dtensor(Spec::get(mesh, to, in_own_memory(meta.spec->meta())), std::move(locals), meta.name,
-                      std::move(arriving));
+  return make_dtensor(result_spec_of(plan), std::move(locals), meta_without_sync(origin).name, std::move(arriving));
 }
 
 at::Tensor redistribute_one(const at::Tensor& t, const DeviceMesh& mesh, const Placements& to, const CommCause& cause,
@@ -31,7 +29,7 @@ at::Tensor redistribute_one(const at::Tensor& t, const DeviceMesh& mesh, const P
   std::shared_ptr<CommWork> arriving;
   RankTensors locals =
       options.async_op ? begin_plan(plan, meta.locals, cause, arriving) : run_plan(*plan, meta.locals, cause);
-  return wrapped(t, *plan, mesh, to, std::move(locals), std::move(arriving));
+  return wrapped(t, *plan, std::move(locals), std::move(arriving));
 }
 
 }  // namespace
@@ -64,8 +62,7 @@ std::vector<at::Tensor> redistribute_below_autograd(at::TensorList tensors, c10:
       run_plans(batch, std::move(locals), cause, options.async_op && !limited ? &arriving : nullptr);
   std::vector<at::Tensor> results;
   for (size_t i = 0; i < tensors.size(); ++i) {
-    results.push_back(
-        wrapped(tensors[i], *batch.plans[i], to[i].mesh(), to[i].placements(), std::move(moved[i]), arriving));
+    results.push_back(wrapped(tensors[i], *batch.plans[i], std::move(moved[i]), arriving));
   }
   return results;
 }

@@ -17,6 +17,7 @@ struct RedistributePlan::Schedule {
   std::mutex mutex;
   std::shared_ptr<const PlanSchedule> schedule;  // guarded by mutex
   std::shared_ptr<const LayoutChange> change;    // guarded by mutex
+  SpecPtr result;                                // guarded by mutex
 };
 
 namespace {
@@ -211,6 +212,15 @@ std::shared_ptr<const PlanSchedule> schedule_of(const RedistributePlan& plan) {
   for (const StepSchedule& step : made->steps) messages += step.messages.size();
   if (messages <= kMaxMessagesKept) plan.schedule->schedule = made;
   return made;
+}
+
+SpecPtr result_spec_of(const RedistributePlan& plan) {
+  const auto make = [&] { return Spec::get(plan.to.mesh(), plan.to.placements(), in_own_memory(plan.tensor)); };
+  if (!plan.schedule) return make();
+  std::lock_guard<std::mutex> lock(plan.schedule->mutex);
+  auto& result = plan.schedule->result;
+  if (!result) result = make();
+  return result;
 }
 
 std::shared_ptr<const LayoutChange> layout_change_of(const RedistributePlan& plan) {

@@ -44,6 +44,10 @@ std::shared_ptr<RedistributePlan::Schedule> make_schedule_slot();
 // Cached with the plan, unless it is very long. Thread-safe.
 std::shared_ptr<const PlanSchedule> schedule_of(const RedistributePlan& plan);
 
+// The spec of the tensor that the plan makes, in memory of its own. Kept with the plan, so that a tensor that is the
+// only one of its layout gets the same spec each time. REQUIRES: !plan.to.is_boxes(). Thread-safe.
+SpecPtr result_spec_of(const RedistributePlan& plan);
+
 // For CommEvent::layout_change of the whole plan. Made on first use, and cached with the plan. Thread-safe.
 std::shared_ptr<const LayoutChange> layout_change_of(const RedistributePlan& plan);
 

@@ -105,8 +105,9 @@ struct LateCopies {
 // Backends reduce into row-major memory: gives the results the strides of the plan's tensor. With `late`, the results
 // are still to come, and it lists their copies.
 RankTensors with_strides_of(const RedistributePlan& plan, RankTensors locals, LateCopies* late = nullptr) {
+  if (is_row_major(plan.tensor) || changes_nothing(plan)) return locals;
   const Shape whole = in_own_memory(plan.tensor).strides;
-  if (whole == row_major_strides(plan.tensor.sizes) || changes_nothing(plan)) return locals;
+  if (whole == row_major_strides(plan.tensor.sizes)) return locals;
   int64_t bytes = 0;  // of the largest part and its copy: both are alive meanwhile
   for (at::Tensor& local : locals) {
     const auto strides = dense_in_order_of(whole, local.sizes());

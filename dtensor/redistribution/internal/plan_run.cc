@@ -1,5 +1,6 @@
 #include "dtensor/redistribution/internal/plan_run.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
@@ -99,9 +100,15 @@ RankPieces PlanRun::new_outputs(size_t step) const {
   const bool reduces = plan_->steps[step].kind == Kind::kReduceScatter;
   const Shape whole = reduces ? row_major_strides(plan_->tensor.sizes) : in_own_memory(plan_->tensor).strides;
   for (size_t i = 0; i < outputs.size(); ++i) {
-    const auto options = at::TensorOptions().dtype(plan_->tensor.dtype).device(plan_->from.world().device(s.ranks[i]));
-    for (const Shape& sizes : s.outputs[i])
-      outputs[i].push_back(at::empty_strided(ref(sizes), dense_in_order_of(whole, sizes), options));
+    const c10::Device device = plan_->from.world().device(s.ranks[i]);
+    for (const Shape& sizes : s.outputs[i]) {
+      const auto strides = dense_in_order_of(whole, sizes);
+      // Without the dispatcher, which takes a third of the time for small parts.
+      outputs[i].push_back(
+          device.is_cpu()
+              ? at::Tensor(at::detail::empty_strided_cpu(ref(sizes), strides, plan_->tensor.dtype))
+              : at::empty_strided(ref(sizes), strides, at::TensorOptions(plan_->tensor.dtype).device(device)));
+    }
   }
   return outputs;
 }
