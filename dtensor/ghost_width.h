@@ -1,5 +1,5 @@
 // Declares how far stencils reach, as the stencil width of PETSc's DMDA: one exchange then fetches the elements that
-// ranks lack for all slices of a tensor, and one those for all its rolls, padding, convolutions and pooling.
+// ranks lack for all slices of a tensor, and one those for all its rolls, padding, convolutions, pooling and the like.
 //
 //   at::Tensor u = zeros({256, 256}, mesh, {Shard(0), Shard(1)});
 //   set_ghost_width(u, {1, 1});  // each element reads its neighbours one row and one column away
@@ -25,9 +25,10 @@ namespace dtensor {
 // Without a width, each slice is an exchange of its own, when an operator reads it.
 //
 // The other operators that need elements beyond a rank's part read a second, periodic region: width[d] elements on each
-// side along each sharded dim d, around the ends of the dims. These are roll(), padding, convolution, pooling, unfold()
-// and upsampling. The first such call after a write that finds what it lacks in this region fetches all of it, in one
-// exchange; the others move nothing until the next write. A call that lacks other elements is an exchange of its own.
+// side along each sharded dim d, around the ends of the dims. These are roll(), flip(), padding, convolution, pooling,
+// unfold() and upsampling. The first such call after a write that finds what it lacks in this region fetches all of it,
+// in one exchange; the others move nothing until the next write. A call that lacks other elements is an exchange of its
+// own. Padding fetches the region for the slices of the padded tensor, which usually follow, also if none does.
 //
 // {} or zeros withdraw the declaration. It belongs to the tensor: handles and aliases of the same sizes, dtype and
 // offset have it, writes keep it, and a clone() gets it; results of other operators have none, so that a loop over

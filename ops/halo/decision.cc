@@ -92,33 +92,51 @@ std::shared_ptr<const HaloPlan> plan_within_limit(const std::optional<HaloReques
   return plan && plan->peak_bytes <= max_bytes ? plan : nullptr;
 }
 
+// Sets what is taken from the boxes of `declared`, if they have all of the next fetch.
+void decide_within(HaloDecision& decision, const HaloChoice& choice, const DeclaredRegionPtr& declared,
+                   int64_t max_bytes) {
+  const SpecPtr& source = declared->plan->source;
+  if (choice.request.source != source) return;
+  const int64_t boxes = box_bytes(declared->region, *source);
+  const auto taken = [&](const HaloRequest& request) {
+    auto plan = make_plan_within(request, declared->region);
+    return plan && plan->peak_bytes + boxes <= max_bytes ? plan : nullptr;
+  };
+  // Of a padded tensor, windows are read next: its own parts may lie elsewhere.
+  auto later = decision.later ? taken(*choice.later) : nullptr;
+  auto now = taken(choice.request);
+  const bool lacks = !decision.plan->is_local() || (decision.later && !decision.later->is_local());
+  if (!lacks || !(decision.later ? later : now)) return;
+  decision.declared = declared;
+  decision.within = std::move(now);
+  decision.later_within = std::move(later);
+}
+
+// `declared`: the region that has to have the halo; null: the price decides. Null: the region does not have it.
 DecisionPtr decide(const OpCall& call, const DeclaredRegionPtr& declared, const HaloChooser& choose) {
-  auto decision = std::make_shared<HaloDecision>();
+  const auto by_the_rule = declared ? nullptr : std::make_shared<const HaloDecision>();
   const auto rule = RuleRegistry::instance().find(call.op);
   const auto by_rule = rule ? propagate(call, rule) : nullptr;
   const auto choice = choose(by_rule.get());
-  if (!choice || (by_rule && !by_rule->communicates())) return decision;
+  if (!choice || (by_rule && !by_rule->communicates())) return by_the_rule;
   const int64_t max_bytes = call.context.scope.limits.max_bytes;
-  auto plan = plan_within_limit(choice->request, max_bytes);
-  if (!plan) return decision;
-  auto later = plan_within_limit(choice->later, max_bytes);
-  const bool lacks = !plan->is_local() || (later && !later->is_local());
-  if (declared && lacks && choice->request.source == declared->plan->source) {
-    decision->within = make_plan_within(choice->request, declared->region);
-    if (later) decision->later_within = make_plan_within(*choice->later, declared->region);
-    if (decision->within || decision->later_within) decision->declared = declared;
+  auto decision = std::make_shared<HaloDecision>();
+  decision->result = choice->result;
+  decision->plan = plan_within_limit(choice->request, max_bytes);
+  if (!decision->plan) return by_the_rule;
+  decision->later = plan_within_limit(choice->later, max_bytes);
+  if (declared) {
+    decide_within(*decision, *choice, declared, max_bytes);
+    return decision->declared ? decision : nullptr;
   }
   const auto cost = cost_model(call.mesh.world());
   const auto pays = [&] {
-    return plan->seconds + choice->more_seconds + cost->products(choice->flops, dtype_of_flops(call)) <=
+    return decision->plan->seconds + choice->more_seconds + cost->products(choice->flops, dtype_of_flops(call)) <=
            rule_seconds(call, *by_rule, choice->result, *cost);
   };
-  if (by_rule && !decision->declared && !pays()) return decision;
-  auto both = decision->declared ? nullptr : plan_within_limit(choice->both, max_bytes);
-  if (both && both->seconds <= kPrefetch * plan->seconds) decision->both = std::move(both);
-  decision->plan = std::move(plan);
-  decision->later = std::move(later);
-  decision->result = choice->result;
+  if (by_rule && !pays()) return by_the_rule;
+  auto both = plan_within_limit(choice->both, max_bytes);
+  if (both && both->seconds <= kPrefetch * decision->plan->seconds) decision->both = std::move(both);
   return decision;
 }
 
@@ -133,24 +151,29 @@ DecisionPtr decide_halo(const c10::OperatorHandle& op, const torch::jit::Stack& 
   CallContext context;
   context.scope = current_dispatch_scope().hints;
   append(key, context);
-  const auto declared = source.defined() ? declared_region(source, /*periodic=*/true) : nullptr;
-  key.push_back(declared != nullptr);
-  if (declared) key.insert(key.end(), declared->width.begin(), declared->width.end());
   for (const c10::IValue& value : args) {
     append(key, value);
     if (value.isTensor() && value.toTensor().defined()) specs.push_back(spec_of(value.toTensor()));
   }
   const World& world = specs.at(0)->mesh().world();
-  HaloMemo& memo = world.attachment<HaloMemo>();
-  if (auto known = memo.find(key)) return *known;
-
-  LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
-  OpCall call = OpCall::make(c10::toString(op.operator_name()), specs, args.vec());
-  call.context = context;
-  auto decision = decide(call, declared, choose);
-  if (decision->plan && !decision->declared) strategy_cache(world).check_open(call);
-  memo.insert(std::move(key), decision, std::move(specs));
-  return decision;
+  const auto decided = [&](const Key& k, const DeclaredRegionPtr& declared) -> DecisionPtr {
+    HaloMemo& memo = world.attachment<HaloMemo>();
+    if (auto known = memo.find(k)) return *known;
+    LocalGuard guard;  // shape functions make plain tensors, also inside a MeshScope
+    OpCall call = OpCall::make(c10::toString(op.operator_name()), specs, args.vec());
+    call.context = context;
+    auto decision = decide(call, declared, choose);
+    if (!declared && decision->plan) strategy_cache(world).check_open(call);
+    memo.insert(k, decision, specs);
+    return decision;
+  };
+  if (const auto declared = source.defined() ? declared_region(source, /*periodic=*/true) : nullptr) {
+    Key of_width = key;
+    of_width.insert(of_width.end(), {9, static_cast<int64_t>(declared->width.size())});
+    of_width.insert(of_width.end(), declared->width.begin(), declared->width.end());
+    if (auto within = decided(of_width, declared)) return within;
+  }
+  return decided(key, nullptr);
 }
 
 }  // namespace dtensor::internal

@@ -26,7 +26,8 @@ struct HaloDecision {
   std::shared_ptr<const HaloPlan> both;   // plan for HaloChoice::both; null: not worth it
   std::shared_ptr<const HaloPlan> later;  // plan for HaloChoice::later; null: none
 
-  // The ghost region that was declared for the tensor, if it has the halo; else null.
+  // The ghost region that was declared for the tensor, if it has what `plan` fetches, or `later` if there is one; else
+  // null.
   std::shared_ptr<const DeclaredRegion> declared;
   std::shared_ptr<const HaloPlan> within;        // what `plan` fetches, from the boxes of `declared`; null: not in them
   std::shared_ptr<const HaloPlan> later_within;  // the same for `later`

@@ -1,6 +1,6 @@
 // The ghost regions of a tensor with a declared ghost width (dtensor/ghost_width.h): which elements they have, and the
 // exchange that fetches them. Slices read one region, and operators that compute with a halo (roll(), padding,
-// convolution, pooling) another, the periodic one.
+// convolution, pooling and the like) another, the periodic one.
 #pragma once
 
 #include <ATen/core/Tensor.h>

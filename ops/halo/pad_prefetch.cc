@@ -39,14 +39,14 @@ struct Fetches {
 };
 
 Fetches fetches_of(const HaloDecision& decision, const at::Tensor& self, const CommCause& cause) {
-  Snapshot boxes, parts;
-  if (decision.later_within) {
-    const auto region = periodic_region(*decision.declared, self, decision.later->bytes, cause);
-    boxes = std::make_shared<LazyParts::Made>(boxes_along(*region, *spec_of(self), decision.later->dims));
-  }
-  if (!boxes || !decision.within) parts = copy_of_parts(self);
-  return {boxes ? Fetch{decision.later_within, boxes} : Fetch{decision.later, parts},
-          boxes && decision.within ? Fetch{decision.within, boxes} : Fetch{decision.plan, parts}};
+  const Snapshot parts = decision.later_within && decision.within ? nullptr : copy_of_parts(self);
+  Fetches fetches{{decision.later, parts}, {decision.plan, parts}};
+  if (!decision.later_within) return fetches;
+  const auto region = periodic_region(*decision.declared, self, decision.later->bytes, cause);
+  const auto boxes = std::make_shared<LazyParts::Made>(boxes_along(*region, *spec_of(self), decision.later->dims));
+  fetches.windows = {decision.later_within, boxes};
+  if (decision.within) fetches.parts = {decision.within, boxes};
+  return fetches;
 }
 
 }  // namespace

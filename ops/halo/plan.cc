@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "dtensor/layout_cache/ghost_region.h"
 #include "plan/cost_model.h"
 
 namespace dtensor::internal {

@@ -17,12 +17,13 @@
 #include <vector>
 
 #include "comm/comm_call.h"
-#include "dtensor/layout_cache/ghost_region.h"
 #include "ops/halo/index_map.h"
 #include "ops/support/cut_dims.h"
 #include "plan/spec.h"
 
 namespace dtensor::internal {
+
+struct GhostRegion;  // dtensor/layout_cache/ghost_region.h
 
 // One dim that the tensor and the result have in common.
 struct HaloDim {
@@ -77,7 +78,7 @@ std::optional<std::vector<IndexRange>> runs_along(const Spec& spec, int64_t dim)
 // be along others.
 std::shared_ptr<const HaloPlan> make_halo_plan(const HaloRequest& request);
 // The same from boxes of a ghost region of the source, as boxes_along() gives them, instead of its parts: only copies.
-// Null, on all ranks: a rank needs an element beyond its box.
+// Null, on all ranks: a rank needs an element beyond its box, or there are too many pieces.
 std::shared_ptr<const HaloPlan> make_plan_within(const HaloRequest& request, const GhostRegion& region);
 
 }  // namespace dtensor::internal

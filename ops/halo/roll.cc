@@ -2,10 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clone.h>
-#include <ATen/ops/roll.h>
-#include <c10/util/accumulate.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <utility>
 
@@ -14,8 +11,6 @@
 #include "dtensor/tensor/representation.h"
 #include "ops/halo/boxes.h"
 #include "ops/halo/exchange.h"
-#include "placement/placement.h"
-#include "plan/largest_part.h"
 
 namespace dtensor::internal {
 namespace {

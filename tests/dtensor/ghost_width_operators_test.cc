@@ -10,9 +10,11 @@
 #include <vector>
 
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/factories.h"
 #include "dtensor/ghost_width.h"
 #include "dtensor/scopes.h"
 #include "observe/comm_debug_mode.h"
+#include "propagation/strategy_cache.h"
 #include "tests/dtensor/view_pairs.h"
 #include "tests/testing/traffic.h"
 
@@ -173,6 +175,41 @@ TEST_CASE("ghost width: padding, convolution and pooling beyond the width are ex
   for (const Tensor& t : {u.plain, u.distributed}) t.mul_(2);
   check(pad(1), 1);
   check(pool(3), 0);
+}
+
+TEST_CASE("ghost width: a call beyond the width needs the same entry of a frozen strategy cache as without one") {
+  const DeviceMesh mesh = mesh_of(4);
+  const Tensor u = zeros({1, 1, 16, 8}, mesh, {Shard(2)});
+  const auto pool = [&](int64_t size) { return traffic([&] { torch::max_pool2d(u, size, 1, size / 2); }).calls; };
+  CHECK(pool(5) == 1);
+  strategy_cache(mesh.world()).freeze();
+  set_ghost_width(u, {0, 0, 1, 0});
+  CHECK(pool(5) == 1);
+  CHECK(pool(3) == 1);  // within the width: needs no entry
+  CHECK(pool(3) == 0);
+}
+
+TEST_CASE("ghost width: padding whose windows go beyond the region is lazy, as without a width") {
+  const Pair u = make({12, 8}, mesh_of(2), {Shard(0)});
+  set_ghost_width(u.distributed, {1, 0});
+  const auto pad = [](const Tensor& t) { return torch::constant_pad_nd(t, {0, 0, 3, 0}); };
+  Tensor wide;
+  CHECK(traffic([&] { wide = pad(u.distributed); }).calls == 0);
+  CHECK(traffic([&] { wide.narrow(0, 0, 12) * 1; }).calls == 1);
+  CHECK(same(wide * 1, pad(u.plain)));
+}
+
+TEST_CASE("ghost width: pooling uses no region that exceeds a memory limit beside its boxes") {
+  const Tensor u = zeros({1, 1, 16, 8}, mesh_of(4), {Shard(2)});
+  set_ghost_width(u, {0, 0, 3, 0});
+  const auto calls = [&](int64_t max_bytes) {
+    const RedistributeMemoryLimit limit(max_bytes);
+    return traffic([&] { torch::max_pool2d(u, 7, 1, 3); }).calls;
+  };
+  const int64_t needed = (4 + 10 + 10) * 8 * 4;  // the part, its region, and its box
+  for (int times = 0; times < 2; ++times) CHECK(calls(needed - 1) == 1);
+  CHECK(calls(needed) == 1);
+  CHECK(calls(needed) == 0);
 }
 
 TEST_CASE("ghost width: a region that reaches around all of a dim has each element where it belongs") {

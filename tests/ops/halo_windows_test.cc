@@ -7,6 +7,7 @@
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv3d.h>
+#include <ATen/ops/conv_transpose2d.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/max_pool2d_with_indices.h>
@@ -16,6 +17,7 @@
 
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/redistribute.h"
+#include "dtensor/scopes.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/ops/halo_compare.h"
 
@@ -152,6 +154,28 @@ TEST_CASE("halo: a convolution's windows are cached until a write", "[ops][halo]
   split.add_(1);
   check(1, 1, false);
   check(1, 1, false);
+}
+
+TEST_CASE("halo: a convolution with plain replicated weights fetches its halo only", "[ops][halo]") {
+  for (const bool transposed : {false, true}) {
+    CAPTURE(transposed);
+    const at::Tensor plain = at::randn({2, 3, 13, 11}, at::kDouble);
+    const at::Tensor split = distribute_tensor(plain, grid(), {Shard(2), Shard(3)});
+    const auto gradients = [&](const at::Tensor& image, bool counts) {
+      const at::Tensor weight = at::full({3, 3, 3, 3}, 0.5, at::kDouble).requires_grad_();
+      const at::Tensor bias = at::full({3}, 0.25, at::kDouble).requires_grad_();
+      const ImplicitReplication scope;
+      CommDebugMode comm;
+      const at::Tensor result =
+          transposed ? at::conv_transpose2d(image, weight, bias, 1, 1) : at::conv2d(image, weight, bias, 1, 1);
+      if (counts) CHECK(comm.total() == 1);
+      if (counts) CHECK(DTensor(result).placements() == Placements{Shard(2), Shard(3)});
+      result.square().sum().backward();
+      return Tensors{result.detach(), weight.grad(), bias.grad()};
+    };
+    const Tensors expected = gradients(plain, false), actual = gradients(split, true);
+    for (size_t k = 0; k < expected.size(); ++k) CHECK(difference(actual[k], expected[k]).value_or("") == "");
+  }
 }
 
 }  // namespace
