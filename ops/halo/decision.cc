@@ -114,16 +114,16 @@ void decide_within(HaloDecision& decision, const HaloChoice& choice, const Decla
 
 // `declared`: the region that has to have the halo; null: the price decides. Null: the region does not have it.
 DecisionPtr decide(const OpCall& call, const DeclaredRegionPtr& declared, const HaloChooser& choose) {
-  const auto by_the_rule = declared ? nullptr : std::make_shared<const HaloDecision>();
+  const auto follow_rule = declared ? nullptr : std::make_shared<const HaloDecision>();
   const auto rule = RuleRegistry::instance().find(call.op);
   const auto by_rule = rule ? propagate(call, rule) : nullptr;
   const auto choice = choose(by_rule.get());
-  if (!choice || (by_rule && !by_rule->communicates())) return by_the_rule;
+  if (!choice || (by_rule && !by_rule->communicates())) return follow_rule;
   const int64_t max_bytes = call.context.scope.limits.max_bytes;
   auto decision = std::make_shared<HaloDecision>();
   decision->result = choice->result;
   decision->plan = plan_within_limit(choice->request, max_bytes);
-  if (!decision->plan) return by_the_rule;
+  if (!decision->plan) return follow_rule;
   decision->later = plan_within_limit(choice->later, max_bytes);
   if (declared) {
     decide_within(*decision, *choice, declared, max_bytes);
@@ -134,7 +134,7 @@ DecisionPtr decide(const OpCall& call, const DeclaredRegionPtr& declared, const 
     return decision->plan->seconds + choice->more_seconds + cost->products(choice->flops, dtype_of_flops(call)) <=
            rule_seconds(call, *by_rule, choice->result, *cost);
   };
-  if (by_rule && !pays()) return by_the_rule;
+  if (by_rule && !pays()) return follow_rule;
   auto both = plan_within_limit(choice->both, max_bytes);
   if (both && both->seconds <= kPrefetch * decision->plan->seconds) decision->both = std::move(both);
   return decision;
