@@ -36,7 +36,8 @@ namespace dtensor {
 // ranks call it alike, as it decides what is communicated.
 //
 // It has no effect in inference mode; if a rank has no part of `t` or several pieces; and if a part with its ghost
-// region exceeds the limit of remembered bytes (remembered_layouts.h), or the exchange a RedistributeMemoryLimit.
+// region exceeds the limit of remembered bytes (remembered_layouts.h), or the exchange, or a call's part, region and
+// box together, a RedistributeMemoryLimit.
 //
 // Errors: a plain tensor (TypeError); a number of values other than t.dim(), a negative value, one above
 // (t.size(d) - 1) / 2, with which slices would be empty, or local tensors that the program may write to (from_local(),

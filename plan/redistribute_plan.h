@@ -75,7 +75,8 @@ struct RedistributePlan {
   std::shared_ptr<const CostModel> cost;
   Limits limits;
 
-  // The blocks to send: computed by the executor at the first run, shared by copies of the plan.
+  // What running the plan needs: the blocks to send, and the spec of the result. Made at first use, shared by copies; a
+  // copy with another layout or tensor needs a slot of its own (make_schedule_slot()).
   struct Schedule;
   std::shared_ptr<Schedule> schedule;
 

@@ -8,6 +8,7 @@
 #include "dtensor/tensor/dispatch_scope.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/plan_many.h"
+#include "plan/transfer/schedule.h"
 
 namespace dtensor::internal {
 namespace {

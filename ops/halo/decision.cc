@@ -107,12 +107,14 @@ void decide_within(HaloDecision& decision, const HaloChoice& choice, const Decla
   auto now = taken(choice.request);
   const bool lacks = !decision.plan->is_local() || (decision.later && !decision.later->is_local());
   if (!lacks || !(decision.later ? later : now)) return;
+  if (!now && decision.plan->peak_bytes + boxes > max_bytes) return;  // parts fetched while the windows keep the boxes
   decision.declared = declared;
   decision.within = std::move(now);
   decision.later_within = std::move(later);
 }
 
-// `declared`: the region that has to have the halo; null: the price decides. Null: the region does not have it.
+// Without `declared` the price decides, and the result is never null. With it, null says that this region cannot serve
+// the call.
 DecisionPtr decide(const OpCall& call, const DeclaredRegionPtr& declared, const HaloChooser& choose) {
   const auto follow_rule = declared ? nullptr : std::make_shared<const HaloDecision>();
   const auto rule = RuleRegistry::instance().find(call.op);

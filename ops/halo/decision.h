@@ -29,7 +29,8 @@ struct HaloDecision {
   // The ghost region that was declared for the tensor, if it has what `plan` fetches, or `later` if there is one; else
   // null.
   std::shared_ptr<const DeclaredRegion> declared;
-  std::shared_ptr<const HaloPlan> within;        // what `plan` fetches, from the boxes of `declared`; null: not in them
+  std::shared_ptr<const HaloPlan> within;  // what `plan` fetches, from the boxes of `declared`; null: they lack an
+                                           // element, or a limit is exceeded
   std::shared_ptr<const HaloPlan> later_within;  // the same for `later`
 };
 
@@ -47,7 +48,8 @@ struct HaloChoice {
 };
 using HaloChooser = std::function<std::optional<HaloChoice>(const Decision* rule)>;
 
-// `stack`: the call's arguments on top. `choose` is called once per kind of call. `source`: the tensor whose halo is
+// `stack`: the call's arguments on top. `choose` is called once per kind of call, and once more
+// per declared width. `source`: the tensor whose halo is
 // fetched. If its declared ghost width (dtensor/ghost_width.h) has the halo, the declaration decides, not the price.
 // Undefined: a gradient, whose halo is sent back.
 // Errors: those of the rule, and of a frozen strategy cache, of which a declared width needs no entry.
