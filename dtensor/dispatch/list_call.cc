@@ -88,7 +88,7 @@ std::shared_ptr<const Decision> ListCall::find_decision(size_t n) {
   }
   CallKey key(element_);
   const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
-  append_hints(key.words, element_, {tensors.data(), tensors.size()}, writes_, scoped);
+  append_hints(key.words, element_, {tensors.data(), tensors.size()}, kAllFacts, writes_, scoped);
   for (size_t i = 0, k = 0; i < element_.args.size(); ++i) {
     if (element_.args[i].kind == ArgSlot::Kind::kTensor) {
       key.words.push_back(spec_of(*tensors[k++])->id());

@@ -3,6 +3,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 
+#include <algorithm>
+
 #include "comm/scope.h"
 #include "dtensor/gradients/gradient_layout.h"
 #include "dtensor/tensor/dispatch_scope.h"
@@ -16,6 +18,13 @@ bool has_gradient_to_return(const Spec& parameter) { return !parameter.is_replic
 // Whether these facts of a tensor may be in the context of a call with it.
 bool give_hints(uint64_t facts, const Spec& spec) {
   return (facts & kIsParameter) != 0 ? has_gradient_to_return(spec) : facts != 0;
+}
+
+bool give_no_hints(c10::ArrayRef<const at::Tensor*> tensors) {
+  return std::none_of(tensors.begin(), tensors.end(), [](const at::Tensor* t) {
+    const DTensorMeta& meta = meta_without_sync(*t);
+    return give_hints(facts_of(meta), *meta.spec);
+  });
 }
 
 void add_facts(c10::ArrayRef<const at::Tensor*> inputs, CallContext& context) {
@@ -42,15 +51,6 @@ void add_facts(c10::ArrayRef<const at::Tensor*> inputs, CallContext& context) {
 bool reuses_partial_inputs(const OpInfo& info, const at::Tensor& first) {
   if (info.pointwise && first.defined() && !spec_of(first)->has_partial()) return false;
   return in_backward();
-}
-
-// True only if find_hints() would find nothing: cheaper. REQUIRES: no scope, and no tensor has DTensorMeta::hints.
-bool has_none(const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors) {
-  for (const at::Tensor* t : tensors) {
-    const DTensorMeta& meta = meta_without_sync(*t);
-    if (const uint64_t facts = facts_of(meta); facts != 0 && give_hints(facts, *meta.spec)) return false;
-  }
-  return !reuses_partial_inputs(info, *tensors.front());
 }
 
 // The context of a call that may change the layout of its first tensor, and nothing else.
@@ -87,10 +87,11 @@ void find_hints(const OpInfo& info, c10::ArrayRef<const at::Tensor*> inputs, Cal
   context.scope = current_dispatch_scope().hints;
 }
 
-void append_hints(CacheKey& key, const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, bool writes,
-                  bool scoped) {
+void append_hints(CacheKey& key, const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, uint64_t all_facts,
+                  bool writes, bool scoped) {
   const bool changes_layout = writes && has_mutable_layout(*tensors.front());
-  if (!scoped && has_none(info, tensors)) {
+  // Cheaper than find_hints(), which would find nothing.
+  if (!scoped && (all_facts == 0 || give_no_hints(tensors)) && !reuses_partial_inputs(info, *tensors.front())) {
     if (!changes_layout) return CallContext::append_none_to_key(key);
     static const CacheKey first_changes = key_of(with_mutable_first());
     key.append(first_changes.begin(), first_changes.end());

@@ -42,8 +42,9 @@ bool has_mutable_layout(const at::Tensor& t);
 // gather_inputs() finds, and the gradient target, which decide_call() finds.
 void find_hints(const OpInfo& info, c10::ArrayRef<const at::Tensor*> inputs, CallContext& context);
 // Appends the hints to the key of a call that writes to no other tensor than its first (`writes`), and has no gradient
-// target. `scoped`: this thread has a scope. REQUIRES: no tensor has DTensorMeta::hints.
-void append_hints(CacheKey& key, const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, bool writes,
-                  bool scoped);
+// target. `all_facts`: of all tensors together, or kAllFacts; 0 spares a look at each. `scoped`: this thread has a
+// scope. REQUIRES: no tensor has DTensorMeta::hints.
+void append_hints(CacheKey& key, const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, uint64_t all_facts,
+                  bool writes, bool scoped);
 
 }  // namespace dtensor::internal

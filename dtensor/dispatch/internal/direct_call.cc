@@ -31,14 +31,15 @@ bool calls_are_decided_otherwise() {
   return scope.step_decider != nullptr || scope.hints.limits.any();
 }
 
-void DirectCall::add_hints(bool scoped) { append_hints(key_.words, info_, tensors_, info_.args[0].written, scoped); }
-
-bool DirectCall::has_ordinary_tensors() const {
+bool DirectCall::add_hints_if_ordinary(bool scoped) {
   const DeviceMesh& mesh = spec_of(*tensors_[0])->mesh();
+  uint64_t facts = 0;
   for (const at::Tensor* t : tensors_) {
     const DTensorMeta& meta = meta_without_sync(*t);
     if (needs_boxed_kernel(meta) || meta.storage->parameter.traits || meta.spec->mesh() != mesh) return false;
+    facts |= facts_of(meta);
   }
+  append_hints(key_.words, info_, tensors_, facts, info_.args[0].written, scoped);
   return true;
 }
 
@@ -52,10 +53,8 @@ bool DirectCall::begin() {
   // Before parameters are registered, which may communicate: an observed rank calls the hook first, too.
   if (info_.args[0].written && CallHook::watching() != nullptr) return false;
   for (const at::Tensor* t : tensors_) prepare_parameter(info_, *t);
-  if (!has_ordinary_tensors()) return false;
   if (key_.rule()->uses_gradient_target && in_backward()) return false;
-  add_hints(scoped);
-  return true;
+  return add_hints_if_ordinary(scoped);
 }
 
 namespace {
@@ -85,9 +84,10 @@ bool DirectCall::begin_composite(c10::DispatchKeySet keys) {
     // Parameters that are Partial are reduced when their values are used: by the operators in the composite's code.
     if (!is_dtensor(*t) || is_recorded(*t) || spec_of(*t)->has_partial()) return false;
   }
-  if (in_backward() || !has_ordinary_tensors()) return false;
+  if (in_backward()) return false;
+  // If the call is not decided here, the operators in its code do the same.
   for (const at::Tensor* t : tensors_) prepare_parameter(info_, *t);
-  add_hints(scoped);
+  if (!add_hints_if_ordinary(scoped)) return false;
   key_.words.push_back(c10::InferenceMode::is_enabled());  // else autograd tracks whether the result is a view
   return true;
 }

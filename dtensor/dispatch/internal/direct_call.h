@@ -103,8 +103,9 @@ class DirectCall {
   }
   void add_context(c10::Error& e, size_t r) const;
   int64_t num_elements_to_read() const;  // by the first local rank
-  bool has_ordinary_tensors() const;
-  void add_hints(bool scoped);
+  // Appends the hints of the call to its key. False: it needs the boxed kernel, as a tensor has what few have, or they
+  // are on several meshes.
+  bool add_hints_if_ordinary(bool scoped);
   void add_number(const at::Tensor& number);
 
   const OpInfo& info_;
