@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/container/inlined_vector.h"
+#include "comm/avx2.h"
 #include "comm/block_copy.h"
 #include "comm/combine.h"
 #include "comm/reduce_on_gpu.h"
@@ -48,10 +49,10 @@ constexpr size_t kAtOnce = 4;
 // The reduction of n elements of `kCount` addends. `sum` shares no memory with them (`__restrict`): else compilers
 // would not vectorize the loop.
 template <size_t kCount, typename T, typename Op>
-void combine(T* __restrict sum, const T* const* addends, int64_t n, Op op) {
+DTENSOR_ALWAYS_INLINE void combine(T* __restrict sum, const T* const* addends, int64_t n, Op op) {
   const T* __restrict a = addends[0], * __restrict b = addends[1];
   const T* __restrict c = addends[kCount > 2 ? 2 : 0], * __restrict d = addends[kCount > 3 ? 3 : 0];
-  const auto run = [&](int64_t count) {
+  const auto run = [&](int64_t count) __attribute__((always_inline)) {
     for (int64_t i = 0; i < count; ++i) {
       T value = op(a[i], b[i]);
       if constexpr (kCount > 2) value = op(value, c[i]);
@@ -63,7 +64,7 @@ void combine(T* __restrict sum, const T* const* addends, int64_t n, Op op) {
 }
 
 template <typename T, typename Op>
-void combine_into(T* __restrict sum, const T* __restrict addend, int64_t n, Op op) {
+DTENSOR_ALWAYS_INLINE void combine_into(T* __restrict sum, const T* __restrict addend, int64_t n, Op op) {
   if (n == kChunk) {
     for (int64_t i = 0; i < kChunk; ++i) sum[i] = op(sum[i], addend[i]);
   } else {
@@ -80,7 +81,7 @@ bool is_dense(const Elements& e) {
 
 // Writes the reduction of n elements of `addends` to `sum`.
 template <typename T, typename Op>
-void reduce_chunk(T* sum, Operands addends, int64_t begin, int64_t n) {
+DTENSOR_ALWAYS_INLINE void reduce_chunk(T* sum, Operands addends, int64_t begin, int64_t n) {
   const T* first[kAtOnce];
   size_t count = 0;
   while (count < std::min(kAtOnce, addends.size()) && is_dense<T>(addends[count])) {
@@ -114,7 +115,8 @@ void reduce_chunk(T* sum, Operands addends, int64_t begin, int64_t n) {
 }
 
 template <typename T, typename Op>
-void reduce_elements(Operands outputs, Operands addends, int64_t numel, bool average, bool past_caches) {
+DTENSOR_ALWAYS_INLINE void reduce_elements(Operands outputs, Operands addends, int64_t numel, bool average,
+                                           bool past_caches) {
   alignas(64) T buffer[kChunk];
   // The first output takes the partial sums, too, if it is dense: a copy less.
   const bool is_direct = is_dense<T>(outputs[0]) && !past_caches;
@@ -140,18 +142,35 @@ void reduce_elements(Operands outputs, Operands addends, int64_t numel, bool ave
 
 using Reduce = void (*)(Operands outputs, Operands addends, int64_t numel, bool average, bool past_caches);
 
+#ifdef DTENSOR_HAVE_AVX2
+// The same bits: each element is computed alike, and nothing is fused.
+template <typename T, typename Op>
+[[gnu::target("avx2")]] void reduce_by_avx2(Operands outputs, Operands addends, int64_t numel, bool average,
+                                            bool past_caches) {
+  reduce_elements<T, Op>(outputs, addends, numel, average, past_caches);
+}
+#endif
+
+template <typename T, typename Op>
+Reduce reduce_with() {
+#ifdef DTENSOR_HAVE_AVX2
+  if (has_avx2()) return reduce_by_avx2<T, Op>;
+#endif
+  return reduce_elements<T, Op>;
+}
+
 template <typename T>
 Reduce reduce_of(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAvg:
-      return reduce_elements<T, Sum>;
+      return reduce_with<T, Sum>();
     case ReduceOp::kProduct:
-      return reduce_elements<T, Product>;
+      return reduce_with<T, Product>();
     case ReduceOp::kMin:
-      return reduce_elements<T, Min>;
+      return reduce_with<T, Min>();
     case ReduceOp::kMax:
-      return reduce_elements<T, Max>;
+      return reduce_with<T, Max>();
     case ReduceOp::kNorm2:  // plans add up squares
       break;
   }

@@ -6,15 +6,9 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "comm/avx2.h"
 #include "comm/parallel_for.h"
 #include "ops/kernels/cpu/exp_of.h"
-
-// All helpers are part of the function that calls them, so that they are compiled once for every processor and once for
-// AVX2, which has twice the speed.
-#define DTENSOR_ALWAYS_INLINE [[gnu::always_inline]] inline
-#if defined(__x86_64__)
-#define DTENSOR_HAVE_AVX2 1
-#endif
 
 namespace dtensor::cpu {
 using namespace internal;
@@ -199,10 +193,6 @@ template <typename T>
 [[gnu::target("avx2,fma")]] void differentiate_rows_avx2(const Rows<T>& in, int64_t begin, int64_t end,
                                                          const Gradient<T>& g) {
   for (int64_t row = begin; row < end; ++row) differentiate_row(in, row, g);
-}
-bool has_avx2() {
-  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  return has;
 }
 #endif
 

@@ -1,0 +1,23 @@
+// For loops that are compiled twice: for any processor, and for AVX2, whose vectors have twice the size. Functions that
+// they call must be DTENSOR_ALWAYS_INLINE, so that they are part of either.
+//
+//   template <typename T> DTENSOR_ALWAYS_INLINE void add(...) { for (...) ... }
+//   #ifdef DTENSOR_HAVE_AVX2
+//   template <typename T> [[gnu::target("avx2")]] void add_avx2(...) { add<T>(...); }   // called if has_avx2()
+//   #endif
+#pragma once
+
+#define DTENSOR_ALWAYS_INLINE [[gnu::always_inline]] inline
+#if defined(__x86_64__)
+#define DTENSOR_HAVE_AVX2 1
+
+namespace dtensor::internal {
+
+// Whether this processor has AVX2 and FMA.
+inline bool has_avx2() {
+  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return has;
+}
+
+}  // namespace dtensor::internal
+#endif
