@@ -84,10 +84,6 @@ int64_t offset_of(const at::Tensor& t, const Shape& offsets) {
 
 }  // namespace
 
-bool is_plain_memory(const at::Tensor& t) {
-  return t.is_cpu() && t.layout() == at::kStrided && !t.is_conj() && !t.is_neg() && !t._is_zerotensor();
-}
-
 int64_t numel_of(const Shape& sizes) {
   int64_t numel = 1;
   for (int64_t size : sizes) numel *= size;

@@ -7,13 +7,20 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKeySet.h>
 
 #include "placement/geometry.h"
 
 namespace dtensor::internal {
 
 // Whether a CPU tensor's elements lie where its data pointer and strides say. No conjugate or negative views.
-bool is_plain_memory(const at::Tensor& t);
+inline bool is_plain_memory(const at::Tensor& t) {
+  // DispatchKey::CPU is that of dense tensors: sparse, MKL-DNN and quantized ones have others.
+  constexpr c10::DispatchKeySet kNotAsStored(
+      {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor});
+  const c10::DispatchKeySet keys = t.key_set();
+  return keys.has_all(c10::DispatchKeySet(c10::DispatchKey::CPU)) && !keys.has_any(kNotAsStored);
+}
 int64_t numel_of(const Shape& sizes);
 
 // Writes the block of `from` that begins at block.from over that of `to` at block.to; devices may differ.

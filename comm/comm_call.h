@@ -31,6 +31,9 @@ struct CommCall {
   // asynchronous backend then returns as soon as the inputs have been read, and stores here the work to wait for before
   // the results are used. The collective ends without that wait, too, so each rank may set this or not.
   std::shared_ptr<CommWork>* work = nullptr;
+  // Of exchange() and reduce_scatter(): the messages passed check_messages() before, and the tensors have the sizes
+  // that they had there, and one dtype. So a plan that runs again and again is checked once.
+  bool are_messages_checked = false;
 };
 
 // A block of what one rank has, and where another one (or the same) wants it.

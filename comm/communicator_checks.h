@@ -18,11 +18,15 @@ void check_defined(Collective c, int64_t rank, const at::Tensor& tensor);
 // The pieces that call.ranks[i] sends: one per position, of one dtype.
 void check_pieces(Collective c, const CommCall& call, const RankPieces& inputs, size_t i);
 void check_reduce_op(Collective c, ReduceOp op, const at::Tensor& tensor);
-// Messages against the tensors that this process sees.
+// Messages against the tensors that this process sees. Of a kReduceScatter, those from several senders to one owned
+// rank must have the same destinations.
 void check_messages(Collective c, const CommCall& call, const RankSlots& slots, absl::Span<const Message> messages,
                     const RankPieces& inputs, const RankPieces& outputs);
-// Messages from several senders to one owned rank must have the same destinations.
-void check_addends(Collective c, const RankSlots& slots, absl::Span<const Message> messages);
+using SizesOfRanks = std::vector<std::vector<Shape>>;  // per owned rank, those of its tensors
+// The same for the sizes that tensors will have, so that a plan is checked once, before it runs: calls with messages
+// that passed may set CommCall::are_messages_checked.
+void check_messages(Collective c, const CommCall& call, absl::Span<const Message> messages, const SizesOfRanks& inputs,
+                    const SizesOfRanks& outputs);
 
 // The tensors that `tensor_of(i)` names for the i-th owned ranks of one group must have equal dtypes and, if `shapes`,
 // sizes. Other processes' tensors cannot be seen from here.

@@ -41,13 +41,13 @@ void reduce_scatter_by_copies(const CommCall& call, absl::Span<const Message> me
   check_whole_groups(call, slots);
   const RankGroups& group = *call.group;
   // By receiver, then by the sender's position.
-  std::vector<absl::Span<const Message>> runs(call.ranks.size() * group.size);
+  absl::InlinedVector<absl::Span<const Message>, 16> runs(call.ranks.size() * group.size);
   for (size_t begin = 0; begin < messages.size();) {
     const auto run = run_at(messages, begin);
     runs[slots[run[0].receiver] * group.size + group.position_of[run[0].sender]] = run;
     begin += run.size();
   }
-  std::vector<absl::Span<const Message>> senders;
+  absl::InlinedVector<absl::Span<const Message>, 16> senders;
   absl::InlinedVector<TensorBlock, 16> addends;
   for (size_t i = 0; i < call.ranks.size(); ++i) {
     senders.clear();

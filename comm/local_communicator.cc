@@ -1,9 +1,9 @@
 // The communicator of World::local: every rank of every group is in this process.
-#include <ATen/ops/empty.h>
-
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "comm/communicator.h"
+#include "comm/empty_part.h"
 #include "comm/local_collectives.h"
 #include "comm/reduce_in_order.h"
 
@@ -31,19 +31,18 @@ class LocalCommunicator final : public Communicator {
     const RankSlots slots(call);
     check_whole_groups(call, slots);
     RankPieces results(call.ranks.size());
-    RankTensors addends, outputs;
+    absl::InlinedVector<at::Tensor, 8> addends, outputs;
     for (size_t i = 0; i < results.size(); ++i) {
       const auto& members = call.group->members[call.group->group_of[call.ranks[i]]];
       if (members[0] != call.ranks[i]) continue;
-      addends.reserve(members.size());
-      outputs.reserve(members.size());
       for (int64_t member : members) results[slots[member]].reserve(inputs[i].size());
       for (size_t k = 0; k < inputs[i].size(); ++k) {
         addends.clear();
         outputs.clear();
+        const at::Tensor& first = inputs[i][k];
         for (int64_t member : members) {
           addends.push_back(inputs[slots[member]][k]);
-          outputs.push_back(at::empty(inputs[i][k].sizes(), inputs[i][k].options().device(device(member))));
+          outputs.push_back(empty_part(first.sizes(), first.scalar_type(), device(member)));
           results[slots[member]].push_back(outputs.back());
         }
         reduce_in_order(outputs, addends, op);

@@ -5,9 +5,12 @@
 
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
+
 namespace dtensor::internal {
 
-using RankTensors = std::vector<at::Tensor>;              // one per owned rank
-using RankPieces = std::vector<std::vector<at::Tensor>>;  // per owned rank, any number
+using RankTensors = std::vector<at::Tensor>;        // one per owned rank
+using Pieces = absl::InlinedVector<at::Tensor, 1>;  // of one rank, which most often has one
+using RankPieces = std::vector<Pieces>;             // per owned rank
 
 }  // namespace dtensor::internal

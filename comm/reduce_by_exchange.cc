@@ -14,7 +14,7 @@ namespace dtensor::internal {
 ExchangeStep reduce_scatter_by_exchange(const RankGroups& group, int64_t rank, absl::Span<const Message> messages,
                                         const RankPieces& inputs, const RankPieces& outputs, ReduceOp op) {
   ExchangeStep step{{messages.begin(), messages.end()}, inputs, RankPieces(1), {}};
-  std::vector<at::Tensor>& addends = step.outputs[0];
+  Pieces& addends = step.outputs[0];
   std::vector<std::vector<at::Tensor>> of_place;  // per place in the output, its addends in the order of the group
   std::vector<at::Tensor> sums;                   // these places
   absl::flat_hash_map<int64_t, size_t> next;      // per sender, which place comes next
@@ -62,8 +62,8 @@ AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t
     return small ? IndexRange{0, t.numel()} : chunk(t.numel(), n, p);
   };
 
-  std::vector<at::Tensor>& addends = first.outputs[0];
-  std::vector<at::Tensor> sums;  // of this rank's parts
+  Pieces& addends = first.outputs[0];
+  Pieces sums;  // of this rank's parts
   for (size_t k = 0; k < inputs.size(); ++k) {
     const auto tensor = static_cast<int64_t>(k);
     const at::Tensor& t = first.inputs[0][k];

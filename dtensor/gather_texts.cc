@@ -12,7 +12,7 @@ namespace dtensor::internal {
 namespace {
 
 // `size` bytes from every rank to every rank, of which the first are `data`.
-std::vector<at::Tensor> all_gather(const DeviceMesh& mesh, std::string data, int64_t size, std::string_view op) {
+Pieces all_gather(const DeviceMesh& mesh, std::string data, int64_t size, std::string_view op) {
   data.resize(size);
   at::Tensor mine = at::empty({size}, at::TensorOptions().dtype(at::kByte));
   if (size > 0) std::memcpy(mine.mutable_data_ptr(), data.data(), size);
@@ -23,8 +23,7 @@ std::vector<at::Tensor> all_gather(const DeviceMesh& mesh, std::string data, int
   call.event.cause = {std::string(op), "", "", /*implicit=*/false};
   call.event.dtype = c10::ScalarType::Byte;
   call.event.bytes = size * (mesh.size() - 1);
-  std::vector<at::Tensor> all =
-      world.communicator().all_gather(call, {mine.to(world.device(mesh.local_ranks().at(0)))}).at(0);
+  Pieces all = world.communicator().all_gather(call, {mine.to(world.device(mesh.local_ranks().at(0)))}).at(0);
   for (at::Tensor& t : all) t = t.cpu();
   return all;
 }

@@ -68,7 +68,7 @@ std::string list_text(absl::Span<const int64_t> numbers) {
   return absl::StrCat("[", absl::StrJoin(numbers, ", "), "]");
 }
 
-int64_t elements(const std::vector<at::Tensor>& tensors) {
+int64_t elements(at::TensorList tensors) {
   int64_t n = 0;
   for (const at::Tensor& t : tensors) n += t.defined() ? t.numel() : 0;
   return n;

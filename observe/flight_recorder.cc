@@ -69,7 +69,7 @@ Recorder* recorder() {
   return instance;
 }
 
-void keep_tensors(FlightRecord& entry, const std::vector<at::Tensor>& tensors) {
+void keep_tensors(FlightRecord& entry, at::TensorList tensors) {
   for (size_t i = 0; i < std::min(tensors.size(), kMostTensors); ++i) {
     const at::Tensor& t = tensors[i];
     if (!t.defined()) continue;

@@ -128,7 +128,7 @@ std::vector<BagBatch> gather_bags(const ProcessGroup& group, const Input& input,
   }
   std::vector<int64_t> lengths;
   for (const RankSizes& s : sizes) lengths.push_back(packed_size(s));
-  const std::vector<at::Tensor> received = gather_pieces(mine, group.mesh(), lengths, op).at(0);
+  const Pieces received = gather_pieces(mine, group.mesh(), lengths, op).at(0);
   std::vector<std::vector<at::Tensor>> ids(tables), bag_lengths(tables);
   for (size_t p = 0; p < received.size(); ++p) {
     int64_t at = 0;
@@ -198,8 +198,8 @@ int64_t row_elements(const std::vector<TableRequest>& requests, const TableGroup
 }
 
 // Local rows of the tables of a group, as one rank sends them: one tensor per receiver.
-std::vector<at::Tensor> pack_rows(const std::vector<TableRequest>& requests, const TableGroup& group,
-                                  const std::vector<RankSizes>& sizes, const std::vector<at::Tensor>& rows) {
+Pieces pack_rows(const std::vector<TableRequest>& requests, const TableGroup& group,
+                 const std::vector<RankSizes>& sizes, const std::vector<at::Tensor>& rows) {
   bool wants_gradient = false;
   std::vector<std::vector<at::Tensor>> of_receiver(sizes.size());
   for (size_t k = 0; k < group.size(); ++k) {
@@ -211,7 +211,7 @@ std::vector<at::Tensor> pack_rows(const std::vector<TableRequest>& requests, con
       at += bags;
     }
   }
-  std::vector<at::Tensor> packed;
+  Pieces packed;
   for (const auto& pieces : of_receiver) {
     at::Tensor piece = at::cat(pieces);
     // A rank without rows of its own takes part in the backward of the others.

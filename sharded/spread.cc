@@ -19,7 +19,7 @@ RankBox whole(int64_t rank, c10::IntArrayRef sizes) {
 
 // Shards of a rank in the order of the metadata, over tensors in that order.
 std::vector<Shard> shards_of(int64_t rank, const std::vector<RankBox>& boxes, const ShardedTensorMetadata& metadata,
-                             std::vector<at::Tensor> tensors) {
+                             Pieces tensors) {
   std::vector<Shard> shards;
   for (size_t i = 0; i < boxes.size(); ++i) {
     if (boxes[i].rank != rank) continue;

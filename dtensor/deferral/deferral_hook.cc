@@ -8,6 +8,7 @@
 #include "dtensor/deferral/deferred_gradients.h"
 #include "dtensor/dispatch/internal/any_tensor.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/ensure_strides.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/largest_part.h"
 #include "plan/redistribute_plan.h"

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "dtensor/tensor/ensure_strides.h"
 #include "dtensor/tensor/host_parts.h"
 #include "dtensor/tensor/module_traits.h"
 #include "dtensor/tensor/representation.h"

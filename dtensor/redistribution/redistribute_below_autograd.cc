@@ -20,7 +20,7 @@ at::Tensor wrapped(const at::Tensor& origin, const RedistributePlan& plan, RankT
     for (at::Tensor& local : locals) local = local.clone();
     arriving = nullptr;
   }
-  return make_dtensor(result_spec_of(plan), std::move(locals), meta_without_sync(origin).name, std::move(arriving));
+  return make_moved(origin, result_spec_of(plan), std::move(locals), std::move(arriving));
 }
 
 at::Tensor redistribute_one(const at::Tensor& t, const DeviceMesh& mesh, const Placements& to, const CommCause& cause,

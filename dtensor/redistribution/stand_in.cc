@@ -8,6 +8,7 @@
 #include "dtensor/from_local.h"
 #include "dtensor/redistribution/internal/saved_layout.h"
 #include "dtensor/redistribution/redistribute_autograd.h"
+#include "dtensor/tensor/ensure_strides.h"
 #include "dtensor/tensor/representation.h"
 #include "mesh/world.h"
 #include "plan/largest_part.h"

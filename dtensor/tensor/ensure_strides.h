@@ -4,7 +4,13 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_strided.h>
 
+#include <cstdint>
+#include <vector>
+
 namespace dtensor::internal {
+
+// Dense strides of a tensor of these sizes, with its dims in the order of the given strides.
+std::vector<int64_t> dense_in_order_of(c10::IntArrayRef strides, c10::IntArrayRef sizes);
 
 // Whether `t` has these strides, those of dims of size 1 aside. Without elements it has any.
 inline bool has_strides(const at::Tensor& t, c10::IntArrayRef strides) {

@@ -8,7 +8,7 @@ namespace dtensor::internal {
 
 std::atomic<bool> offload_was_used = false;
 
-bool is_offloaded(const World& world, const RankTensors& parts) {
+bool is_offloaded(const World& world, at::TensorList parts) {
   return is_offload_used() && !parts.empty() && world.device_type() == c10::DeviceType::CUDA && parts[0].is_cpu();
 }
 

@@ -17,7 +17,7 @@ namespace dtensor::internal {
 inline bool is_offload_used() { return offload_was_used.load(std::memory_order_relaxed); }
 
 // Whether the parts are in host memory although the ranks are on GPUs.
-bool is_offloaded(const World& world, const RankTensors& parts);
+bool is_offloaded(const World& world, at::TensorList parts);
 
 // Copies in pinned host memory. Waits for the GPUs.
 RankTensors parts_in_host_memory(const RankTensors& parts);

@@ -1,15 +1,10 @@
 #include "dtensor/tensor/representation.h"
 
-#include <ATen/ExpandUtils.h>
-#include <ATen/ops/_conj.h>
-#include <ATen/ops/_neg_view.h>
-
-#include <algorithm>
 #include <new>
 
 #include "dtensor/dispatch_key.h"
-#include "dtensor/tensor/ensure_strides.h"
 #include "dtensor/tensor/host_parts.h"
+#include "dtensor/tensor/match_strides.h"
 #include "plan/sized_impl.h"
 
 namespace dtensor::internal {
@@ -172,18 +167,6 @@ c10::intrusive_ptr<DTensorImpl> make_impl(c10::Device device, MetaPtr&& meta) {
   return impl;
 }
 
-// Whether a part is dense, and its dims have the order in memory that `strides`, of a dense tensor, have.
-bool has_order_of(c10::IntArrayRef strides, const at::Tensor& part) {
-  if (!part.is_non_overlapping_and_dense()) return false;
-  for (int64_t a = 0; a < part.dim(); ++a) {
-    for (int64_t b = 0; b < a; ++b) {
-      if (part.size(a) <= 1 || part.size(b) <= 1) continue;
-      if ((strides[a] < strides[b]) != (part.stride(a) < part.stride(b))) return false;
-    }
-  }
-  return true;
-}
-
 }  // namespace
 
 void DTensorMeta::operator delete(DTensorMeta* meta, std::destroying_delete_t) {
@@ -204,28 +187,20 @@ void settle_locals(const DTensorMeta& meta) {
   if (meta.storage->observer) meta.storage->observer->before_read(*meta.storage);
 }
 
-void match_strides(const Spec& spec, RankTensors& parts) {
-  if (parts.empty()) return;
-  const SizedImpl& tensor = spec.sized_impl();
-  const bool is_row_major = tensor.is_contiguous();
-  if (!tensor.is_non_overlapping_and_dense()) return;
-  for (at::Tensor& part : parts) {
-    if (is_row_major ? part.is_contiguous() : has_order_of(spec.strides(), part)) continue;
-    const auto strides = dense_in_order_of(spec.strides(), part.sizes());
-    const LocalGuard guard;
-    const ConjNegBits bits = conj_neg_bits(part);
-    at::Tensor values = with_conj_neg(part, bits);  // without the bits
-    ensure_strides(values, strides);
-    part = with_conj_neg(values, bits);
-  }
-}
-
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name,
                         std::shared_ptr<CommWork> arriving) {
   if (arriving == nullptr) match_strides(*spec, locals);
   const c10::Device device = device_of(spec->mesh());
   return at::Tensor(make_impl(
       device, make_named_meta(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving))));
+}
+
+at::Tensor make_moved(const at::Tensor& origin, SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving) {
+  if (arriving == nullptr) match_strides(*spec, locals);
+  const DTensorMeta& of_origin = meta_without_sync(origin);
+  MetaPtr meta = meta_of_new_memory(*of_origin.storage, std::move(spec), std::move(locals), std::move(arriving));
+  meta->name = of_origin.name;
+  return at::Tensor(make_impl(device_of(meta->spec->mesh()), std::move(meta)));
 }
 
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving) {
@@ -306,25 +281,6 @@ void set_name(const at::Tensor& t, std::string name) {
   meta->seen = old.seen;
   t.unsafeGetTensorImpl()->set_backend_meta(std::move(meta));
   explain_access(*t.unsafeGetTensorImpl());
-}
-
-ConjNegBits conj_neg_bits(const at::Tensor& plain) { return {plain.is_conj(), plain.is_neg()}; }
-
-ConjNegBits conj_neg_bits(const RankTensors& locals) {
-  if (locals.empty()) return {};  // an abstract world
-  const auto has_elements = [](const at::Tensor& local) { return local.numel() > 0; };
-  const auto asked = std::find_if(locals.begin(), locals.end(), has_elements);
-  return conj_neg_bits(asked == locals.end() ? locals.front() : *asked);
-}
-
-at::Tensor with_conj_neg(at::Tensor t, ConjNegBits bits) {
-  if (bits.conj) t = at::_conj(t);
-  if (bits.neg) t = at::_neg_view(t);
-  return t;
-}
-
-std::vector<int64_t> dense_in_order_of(c10::IntArrayRef strides, c10::IntArrayRef sizes) {
-  return at::infer_dense_strides(sizes, strides);
 }
 
 std::string module_of(const DTensorMeta& meta) {

@@ -22,23 +22,13 @@
 #include "comm/comm_work.h"
 #include "comm/rank_tensors.h"
 #include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/conj_neg_bits.h"
 #include "dtensor/tensor/local_guard.h"
 #include "dtensor/tensor/local_storage.h"
 #include "plan/spec.h"
 #include "propagation/call_context.h"
 
 namespace dtensor::internal {
-
-// Whether memory is viewed conjugated, or negated. A distributed tensor has no such bits itself, its local tensors have
-// them.
-struct ConjNegBits {
-  bool conj = false, neg = false;
-
-  friend bool operator==(const ConjNegBits&, const ConjNegBits&) = default;
-  friend ConjNegBits operator^(ConjNegBits a, ConjNegBits b) {
-    return {a.conj != b.conj, a.neg != b.neg};
-  }  // between the two
-};
 
 struct DTensorMeta final : c10::BackendMeta {
   // For representation.cc only. `beside_storage`: this object and `*storage` are in one allocation, as for the first
@@ -105,17 +95,14 @@ inline const DTensorMeta& meta_for_write(const at::TensorBase& t) {
   return meta;
 }
 
-// Gives parts that no other tensor has the order of dims in memory that the strides of `spec` have, without gaps, if
-// these strides are dense. Kernels order the dims of some parts otherwise, where sizes of 1 leave it open, and pad
-// rows. Views of such parts would be copies on some ranks and share memory on others, and these ranks would later
-// communicate differently.
-void match_strides(const Spec& spec, RankTensors& parts);
-
 // A new tensor of `spec` over `locals`, with memory of its own: calls match_strides(). `arriving`: the work that fills
 // in the locals, if they are not available yet, which match_strides() then leaves as they are.
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name = nullptr,
                         std::shared_ptr<CommWork> arriving = nullptr);
-// The same for an operator's result, whose layout the engine chose.
+// The same, cheaper, for a copy of `origin` in another layout, with its name. REQUIRES: `spec` is of the same world.
+at::Tensor make_moved(const at::Tensor& origin, SpecPtr spec, RankTensors locals,
+                      std::shared_ptr<CommWork> arriving = nullptr);
+// As make_dtensor() for an operator's result, whose layout the engine chose.
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving = nullptr);
 // The same, cheaper, for the result of a call on `input`, a tensor of the same world.
 at::Tensor make_result_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals);
@@ -129,20 +116,11 @@ at::Tensor make_alias_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& 
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
                      std::shared_ptr<LocalStorage> storage = nullptr, std::shared_ptr<CommWork> arriving = nullptr);
 
-ConjNegBits conj_neg_bits(const at::Tensor& plain);
-// Bits of the parts of one tensor. An empty part may have lost them, and is used only if there is no other.
-ConjNegBits conj_neg_bits(const RankTensors& locals);
-// A view of `t`, distributed or not, that is conjugated and negated as `bits` say.
-at::Tensor with_conj_neg(at::Tensor t, ConjNegBits bits);
-
 // Replaces layout, locals (with memory of their own) and sizes of the distributed tensor `t` in place; its identity,
 // its autograd history and laid_out_by_engine stay.
 void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals);
 // The same with the layout, the locals and the memory of `other`.
 void share_contents(const at::Tensor& t, const at::Tensor& other);
-
-// Dense strides of a tensor of these sizes, with its dims in the order of the given strides.
-std::vector<int64_t> dense_in_order_of(c10::IntArrayRef strides, c10::IntArrayRef sizes);
 
 // Gives a distributed tensor a name (a parameter's path); its layout, parts and memory stay.
 void set_name(const at::Tensor& t, std::string name);

@@ -11,6 +11,7 @@
 #include "comm/block_copy.h"
 #include "comm/communicator.h"
 #include "comm/scope.h"
+#include "dtensor/tensor/ensure_strides.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {

@@ -10,6 +10,7 @@
 #include "comm/scope.h"
 #include "dtensor/dispatch/report_work.h"
 #include "dtensor/head_tail.h"
+#include "dtensor/tensor/ensure_strides.h"
 #include "dtensor/tensor/representation.h"
 #include "ops/network/ring_turn.h"
 #include "ops/support/meta_tensor.h"
@@ -133,8 +134,8 @@ void bring_up_to_date(const std::vector<at::Tensor>& tensors) {
 }
 
 // Gradients of a block of keys and values, in the form in which they travel, and as tensors of attend_backward().
-std::vector<at::Tensor> zeros_like_block(const std::vector<at::Tensor>& block) {
-  std::vector<at::Tensor> result;
+Pieces zeros_like_block(const Pieces& block) {
+  Pieces result;
   for (const at::Tensor& t : block) result.push_back(at::zeros(t.sizes(), t.options().dtype(widened(t.scalar_type()))));
   return result;
 }

@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "comm/communicator_checks.h"
 #include "plan/largest_part.h"
 #include "plan/transfer/part_index.h"
 #include "plan/transfer/transfer.h"
@@ -169,6 +170,22 @@ std::shared_ptr<const LayoutChange> make_layout_change(const RedistributePlan& p
   return std::make_shared<const LayoutChange>(tensor.dtype, tensor.sizes, side(from), side(to));
 }
 
+SizesOfRanks reordered(const SizesOfRanks& sizes, const std::optional<std::vector<int64_t>>& sources) {
+  if (!sources) return sizes;
+  SizesOfRanks out;
+  for (int64_t source : *sources) out.push_back(source < 0 ? std::vector<Shape>() : sizes[source]);
+  return out;
+}
+
+// `before`: the sizes of the tensors from which it starts, in the order of the ranks before it.
+void check_messages_of(const StepSchedule& s, Collective collective, const SizesOfRanks& before) {
+  CommCall call;
+  call.group = s.group;
+  call.ranks = s.ranks;
+  const SizesOfRanks inputs = reordered(before, s.sources);
+  for (size_t c = 0; c < s.rounds.size(); ++c) check_messages(collective, call, s.round(c), inputs, s.outputs);
+}
+
 PlanSchedule make_schedule(const RedistributePlan& plan) {
   PlanSchedule schedule;
   schedule.ranks = owned_ranks(plan.from);
@@ -176,14 +193,17 @@ PlanSchedule make_schedule(const RedistributePlan& plan) {
   schedule.input_bytes = largest_part_bytes(plan.tensor, plan.from);
   const Layout* on = &plan.from;
   const std::vector<int64_t>* ranks = &schedule.ranks;
-  schedule.steps.reserve(plan.steps.size());  // `ranks` points into it
+  const SizesOfRanks* sizes = &schedule.inputs;
+  schedule.steps.reserve(plan.steps.size());  // `ranks` and `sizes` point into it
   for (const RedistributeStep& step : plan.steps) {
     const Layout before = on->is_boxes() ? *on : Layout(on->mesh(), step.before);
     if (step.kind == Kind::kTransfer) on = &plan.to;
     const Layout after = on->is_boxes() ? *on : Layout(on->mesh(), step.after);
     StepSchedule& s = schedule.steps.emplace_back(make_step(plan.tensor, step, before, after));
     s.sources = sources_of(*ranks, s.ranks);
+    if (!step.is_local()) check_messages_of(s, step.collective(), *sizes);
     ranks = &s.ranks;
+    sizes = &s.outputs;
   }
   schedule.result_ranks = owned_ranks(plan.to);
   schedule.result_sources = sources_of(*ranks, schedule.result_ranks);

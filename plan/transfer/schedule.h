@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "absl/types/span.h"
 #include "comm/comm_call.h"
 #include "plan/redistribute_plan.h"
 
@@ -18,9 +19,14 @@ struct StepSchedule {
   // For each of them, the previous position of its tensors, -1 for a rank that had none. nullopt: in the same order.
   std::optional<std::vector<int64_t>> sources;
   std::vector<std::vector<Shape>> outputs;  // per rank, the sizes of its tensors after the step
-  // Empty for kFill and kAllReduce. Round by round: round c ends at rounds[c].
+  // Empty for kFill and kAllReduce. Round by round: round c ends at rounds[c]. Those of a collective passed
+  // check_messages().
   std::vector<Message> messages;
   std::vector<size_t> rounds;
+  absl::Span<const Message> round(size_t c) const {
+    const size_t begin = c == 0 ? 0 : rounds[c - 1];
+    return absl::MakeConstSpan(messages).subspan(begin, rounds[c] - begin);
+  }
   const RankGroups* group = nullptr;  // valid as long as the plan; null for kSlice
   std::unique_ptr<const RankGroups> transfer_group;
   int64_t output_bytes = 0;  // of the largest part on any rank after the step

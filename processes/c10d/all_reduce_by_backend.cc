@@ -27,9 +27,8 @@ c10d::ReduceOp::RedOpType c10d_op(ReduceOp op) {
 
 }  // namespace
 
-std::vector<size_t> all_reduce_by_backend(const LinkCall& call, CommBackend backend,
-                                          const std::vector<at::Tensor>& inputs, ReduceOp op,
-                                          std::vector<at::Tensor>& results) {
+std::vector<size_t> all_reduce_by_backend(const LinkCall& call, CommBackend backend, const Pieces& inputs, ReduceOp op,
+                                          Pieces& results) {
   std::vector<Batch> batches;
   std::vector<size_t> rest;
   for (size_t k = 0; k < inputs.size(); ++k) {

@@ -209,8 +209,8 @@ class LocalNcclCommunicator final : public Communicator {
 
   // Adds the calls that bring `run`, all messages of one sender to one receiver, from tensors of `from` to those of
   // `to`.
-  static void send_and_receive(Launch& launch, NcclComms::Part& part, absl::Span<const Message> run,
-                               const RankTensors& from, const RankTensors& to, std::vector<Arrival>& arrivals) {
+  static void send_and_receive(Launch& launch, NcclComms::Part& part, absl::Span<const Message> run, const Pieces& from,
+                               const Pieces& to, std::vector<Arrival>& arrivals) {
     const Message& first = run[0];
     int64_t bytes = 0;
     for (const Message& m : run) bytes += message_bytes(m, from[m.input]);

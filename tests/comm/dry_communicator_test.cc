@@ -45,8 +45,7 @@ TEST_CASE("a fake world allocates the results that others would send", "[mesh][d
   auto call = call_on(mesh, {1});
   REQUIRE(call.ranks == std::vector<int64_t>{4});
   const auto own = values({2, 3}, at::kLong, 1);
-  const auto pieces =
-      std::vector<at::Tensor>{values({1, 3}, at::kLong, 1), values({4, 3}, at::kLong, 2), values({0, 3}, at::kLong, 3)};
+  const Pieces pieces = {values({1, 3}, at::kLong, 1), values({4, 3}, at::kLong, 2), values({0, 3}, at::kLong, 3)};
   const auto is_zeros = [](const at::Tensor& t, at::IntArrayRef sizes, at::ScalarType dtype) {
     return t.sizes() == sizes && t.scalar_type() == dtype && at::equal(t, at::zeros(sizes, dtype));
   };

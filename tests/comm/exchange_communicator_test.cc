@@ -11,6 +11,7 @@
 #include <tuple>
 
 #include "comm/communicator.h"
+#include "comm/communicator_checks.h"
 #include "comm/scope.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/test_ranks.h"
@@ -31,6 +32,15 @@ void sort_messages(std::vector<Message>& messages) {
   std::stable_sort(messages.begin(), messages.end(), [](const Message& a, const Message& b) {
     return std::tie(a.sender, a.receiver, a.input) < std::tie(b.sender, b.receiver, b.input);
   });
+}
+
+SizesOfRanks sizes_of(const RankPieces& pieces) {
+  SizesOfRanks sizes;
+  for (const auto& of_rank : pieces) {
+    auto& list = sizes.emplace_back();
+    for (const at::Tensor& t : of_rank) list.emplace_back(t.sizes().begin(), t.sizes().end());
+  }
+  return sizes;
 }
 
 int64_t bytes_of(const Message& m, int64_t item) {
@@ -254,6 +264,11 @@ TEST_CASE("messages that do not fit are errors before anything moves", "[mesh][e
     }
     CHECK(recorder.events.empty());
     for (const auto& of_rank : s.outputs) CHECK(at::equal(of_rank[0], at::full({6, 5}, 1, at::kDouble)));
+    // Plans check their messages before there are tensors, which have one dtype.
+    const Collective c = reduce ? Collective::kReduceScatter : Collective::kAllToAll;
+    if (text.find("dtype") == std::string::npos) {
+      CHECK_THROWS_WITH(check_messages(c, s.call, messages, sizes_of(s.inputs), sizes_of(s.outputs)), Contains(text));
+    }
     return text;
   };
   const Message good{0, 3, 0, 0, ok};  // the groups are {5, 0, 3} and {2, 1, 4}
@@ -277,6 +292,8 @@ TEST_CASE("messages that do not fit are errors before anything moves", "[mesh][e
 
   Setup s;
   auto& comm = s.communicator();
+  const std::vector<Message> fits = {good};
+  CHECK_NOTHROW(check_messages(Collective::kAllToAll, s.call, fits, sizes_of(s.inputs), sizes_of(s.outputs)));
   CHECK_THROWS_WITH(comm.exchange(s.call, Collective::kAllGather, {}, RankPieces(2), s.outputs),
                     Contains("all_gather: got inputs for 2 ranks but call.ranks has 6"));
   CHECK_THROWS_WITH(comm.exchange(s.call, Collective::kAllGather, {}, s.inputs, RankPieces(5)),

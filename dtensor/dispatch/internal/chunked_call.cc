@@ -9,6 +9,7 @@
 #include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/parallel/chunked_product.h"
 #include "dtensor/tensor/dispatch_scope.h"
+#include "dtensor/tensor/match_strides.h"
 #include "dtensor/tensor/module_of_call.h"
 #include "dtensor/tensor/representation.h"
 #include "plan/redistribute_planner.h"

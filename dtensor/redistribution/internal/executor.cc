@@ -68,12 +68,13 @@ RankPieces as_pieces(RankTensors tensors) {
 
 RankTensors as_tensors(RankPieces pieces) {
   RankTensors tensors;
+  tensors.reserve(pieces.size());
   for (auto& of_rank : pieces) tensors.push_back(std::move(of_rank.at(0)));
   return tensors;
 }
 
 // A number of an expression is on the CPU everywhere.
-bool travels_from_host(const RedistributePlan& plan, const RankTensors& locals) {
+bool travels_from_host(const RedistributePlan& plan, at::TensorList locals) {
   return !plan.tensor.wrapped_number && is_offloaded(plan.from.world(), locals);
 }
 
@@ -104,7 +105,8 @@ struct LateCopies {
 
 // Backends reduce into row-major memory: gives the results the strides of the plan's tensor. With `late`, the results
 // are still to come, and it lists their copies.
-RankTensors with_strides_of(const RedistributePlan& plan, RankTensors locals, LateCopies* late = nullptr) {
+template <typename Tensors>
+Tensors with_strides_of(const RedistributePlan& plan, Tensors locals, LateCopies* late = nullptr) {
   if (is_row_major(plan.tensor) || changes_nothing(plan)) return locals;
   const Shape whole = in_own_memory(plan.tensor).strides;
   if (whole == row_major_strides(plan.tensor.sizes)) return locals;

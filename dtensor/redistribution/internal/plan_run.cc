@@ -1,17 +1,18 @@
 #include "dtensor/redistribution/internal/plan_run.h"
 
-#include <ATen/EmptyTensor.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <tuple>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "comm/block_copy.h"
 #include "comm/communicator.h"
+#include "comm/empty_part.h"
 #include "comm/scope.h"
+#include "dtensor/tensor/ensure_strides.h"
 #include "dtensor/tensor/representation.h"
 
 namespace dtensor::internal {
@@ -25,7 +26,7 @@ at::IntArrayRef ref(const Shape& shape) { return {shape.data(), shape.size()}; }
 RankPieces reordered(RankPieces pieces, const std::optional<std::vector<int64_t>>& sources) {
   if (!sources) return pieces;
   RankPieces out;
-  for (int64_t source : *sources) out.push_back(source < 0 ? std::vector<at::Tensor>() : std::move(pieces[source]));
+  for (int64_t source : *sources) out.push_back(source < 0 ? Pieces() : std::move(pieces[source]));
   return out;
 }
 
@@ -72,11 +73,6 @@ RankPieces joined(absl::Span<const RankPieces* const> parts) {
   return all;
 }
 
-absl::Span<const Message> round_of(const StepSchedule& s, size_t c) {
-  const size_t begin = c == 0 ? 0 : s.rounds[c - 1];
-  return absl::MakeConstSpan(s.messages).subspan(begin, s.rounds[c] - begin);
-}
-
 }  // namespace
 
 PlanRun::PlanRun(const RedistributePlan& plan, RankPieces pieces)
@@ -97,17 +93,15 @@ RankPieces PlanRun::new_outputs(size_t step) const {
   const StepSchedule& s = schedule_->steps[step];
   RankPieces outputs(s.ranks.size());
   // Reductions are faster into row-major memory.
-  const bool reduces = plan_->steps[step].kind == Kind::kReduceScatter;
-  const Shape whole = reduces ? row_major_strides(plan_->tensor.sizes) : in_own_memory(plan_->tensor).strides;
+  const bool row_major = plan_->steps[step].kind == Kind::kReduceScatter || is_row_major(plan_->tensor);
+  const Shape whole = row_major ? Shape() : in_own_memory(plan_->tensor).strides;
   for (size_t i = 0; i < outputs.size(); ++i) {
     const c10::Device device = plan_->from.world().device(s.ranks[i]);
+    outputs[i].reserve(s.outputs[i].size());
     for (const Shape& sizes : s.outputs[i]) {
-      const auto strides = dense_in_order_of(whole, sizes);
-      // On a CPU without the dispatcher, which would take a third of the time to make a small part. All is overwritten.
-      outputs[i].push_back(
-          device.is_cpu()
-              ? at::Tensor(at::detail::empty_strided_cpu(ref(sizes), strides, plan_->tensor.dtype))
-              : at::empty_strided(ref(sizes), strides, at::TensorOptions(plan_->tensor.dtype).device(device)));
+      outputs[i].push_back(row_major
+                               ? empty_part(ref(sizes), plan_->tensor.dtype, device)
+                               : empty_part(ref(sizes), dense_in_order_of(whole, sizes), plan_->tensor.dtype, device));
     }
   }
   return outputs;
@@ -145,7 +139,7 @@ void check_alike(const PlanRun& a, const PlanRun& b) {
 std::vector<Message> joined_messages(absl::Span<PlanRun* const> runs, size_t c) {
   std::vector<Message> all;
   for (size_t k = 0; k < runs.size(); ++k) {
-    for (const Message& m : round_of(runs[k]->scheduled(), c)) {
+    for (const Message& m : runs[k]->scheduled().round(c)) {
       Message& message = all.emplace_back(m);
       message.input = message.output = static_cast<int64_t>(k);
     }
@@ -164,16 +158,20 @@ struct JoinedStep {
   int64_t bytes = 0;
 };
 
-// The tensors of one collective for several runs, or of a single run.
+// One for each run, of which there usually is one.
+using PiecesOfRuns = absl::InlinedVector<RankPieces, 1>;
+using PointersToPieces = absl::InlinedVector<const RankPieces*, 1>;
+
+// The tensors of one collective for several runs, or of a single run, which must outlive this.
 class Joined {
  public:
-  explicit Joined(const std::vector<const RankPieces*>& parts) : parts_(parts) {
+  explicit Joined(absl::Span<const RankPieces* const> parts) : first_(*parts[0]) {
     if (parts.size() > 1) all_ = joined(parts);
   }
-  const RankPieces& operator*() const { return parts_.size() == 1 ? *parts_[0] : all_; }
+  const RankPieces& operator*() const { return all_.empty() ? first_ : all_; }
 
  private:
-  const std::vector<const RankPieces*> parts_;
+  const RankPieces& first_;
   RankPieces all_;
 };
 
@@ -197,12 +195,16 @@ void take_roots(RankPieces& sums) {
 }
 
 // The result of each run.
-std::vector<RankPieces> all_reduce(absl::Span<PlanRun* const> runs, const CommCall& call, const RankPieces& inputs) {
+PiecesOfRuns all_reduce(absl::Span<PlanRun* const> runs, const CommCall& call, const RankPieces& inputs) {
   const ReduceOp op = runs[0]->step().op;
   RankPieces squares;
   RankPieces sums = communicator_of(*runs[0]).all_reduce_many(call, addends(inputs, op, squares), op_of_backend(op));
   if (op == ReduceOp::kNorm2) take_roots(sums);
-  std::vector<RankPieces> outputs(runs.size());
+  PiecesOfRuns outputs(runs.size());
+  if (runs.size() == 1) {
+    outputs[0] = std::move(sums);
+    return outputs;
+  }
   for (size_t k = 0; k < runs.size(); ++k) {
     for (auto& of_rank : sums) outputs[k].push_back({std::move(of_rank[k])});
   }
@@ -211,8 +213,8 @@ std::vector<RankPieces> all_reduce(absl::Span<PlanRun* const> runs, const CommCa
 
 // A step that moves blocks, in its rounds.
 void exchange(absl::Span<PlanRun* const> runs, CommCall& call, const JoinedStep& step, const RankPieces& inputs,
-              std::vector<RankPieces>& outputs, std::shared_ptr<CommWork>* work) {
-  std::vector<const RankPieces*> parts;
+              PiecesOfRuns& outputs, std::shared_ptr<CommWork>* work) {
+  PointersToPieces parts;
   for (const RankPieces& of_job : outputs) parts.push_back(&of_job);
   const Joined all_outputs(parts);
   const bool reduces = runs[0]->step().kind == Kind::kReduceScatter;
@@ -222,9 +224,10 @@ void exchange(absl::Span<PlanRun* const> runs, CommCall& call, const JoinedStep&
   const StepSchedule& s = runs[0]->scheduled();
   const auto rounds = static_cast<int64_t>(s.rounds.size());
   if (rounds == 1) call.work = work;
+  call.are_messages_checked = runs.size() == 1;
   for (int64_t c = 0; c < rounds; ++c) {
     const std::vector<Message> of_all = runs.size() == 1 ? std::vector<Message>() : joined_messages(runs, c);
-    const absl::Span<const Message> messages = runs.size() == 1 ? round_of(s, c) : of_all;
+    const absl::Span<const Message> messages = runs.size() == 1 ? s.round(c) : of_all;
     call.event.bytes = step.bytes * (c + 1) / rounds - step.bytes * c / rounds;
     if (reduces) {
       communicator_of(*runs[0]).reduce_scatter(call, messages, sent, *all_outputs, op_of_backend(op));
@@ -242,7 +245,7 @@ void exchange(absl::Span<PlanRun* const> runs, CommCall& call, const JoinedStep&
 void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std::shared_ptr<CommWork>* work) {
   const PlanRun& first = *runs[0];
   JoinedStep joined_step{first.step().collective()};
-  std::vector<const RankPieces*> inputs;
+  PointersToPieces inputs;
   for (PlanRun* run : runs) {
     check_alike(first, *run);
     run->prepare();
@@ -259,7 +262,7 @@ void run_collective(absl::Span<PlanRun* const> runs, const CommCause& cause, std
   const bool is_read = first.plan().from.world().has_data() || has_listeners();
   if (is_read) call.event.layout_change = layout_change_of(first.plan());
   call.event.more_tensors = static_cast<int>(runs.size()) - 1;
-  std::vector<RankPieces> outputs;
+  PiecesOfRuns outputs;
   const bool takes_roots = first.step().op == ReduceOp::kNorm2;  // on received data
   if (takes_roots) work = nullptr;
   if (first.step().kind == Kind::kAllReduce) {
