@@ -7,15 +7,18 @@
 //   #endif
 #pragma once
 
+#include <ATen/Version.h>
+
 #define DTENSOR_ALWAYS_INLINE [[gnu::always_inline]] inline
 #if defined(__x86_64__)
 #define DTENSOR_HAVE_AVX2 1
 
 namespace dtensor::internal {
 
-// Whether this processor has AVX2 and FMA.
+// Whether this processor has AVX2 and FMA, and ATEN_CPU_CAPABILITY, LibTorch's environment variable, does not forbid
+// it.
 inline bool has_avx2() {
-  static const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  static const bool has = at::get_cpu_capability().substr(0, 3) == "AVX";
   return has;
 }
 

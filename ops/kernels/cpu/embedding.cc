@@ -6,6 +6,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "comm/avx2.h"
 #include "comm/parallel_for.h"
 #include "ops/kernels/cpu/positions_by_row.h"
 
@@ -68,16 +69,17 @@ struct GradientRows {
   int64_t features;
   const std::vector<int32_t>& order;
 
-  // sum = elements [first, first + size) of rows order[begin] to order[end - 1], of which there is at least one.
-  void add_up(int64_t begin, int64_t end, int64_t first, int64_t size, at::opmath_type<T>* __restrict sum) const {
-    for (int64_t k = begin; k < end; ++k) {
-      const T* __restrict row = data + order[k] * features + first;
-      if (k == begin) {
-        for (int64_t j = 0; j < size; ++j) sum[j] = static_cast<at::opmath_type<T>>(row[j]);
-      } else {
-        prefetch(k + 4);
-        for (int64_t j = 0; j < size; ++j) sum[j] += static_cast<at::opmath_type<T>>(row[j]);
-      }
+  // sum = elements [first, first + size) of rows order[begin] to order[end - 1], of which there are at least two.
+  DTENSOR_ALWAYS_INLINE void add_up(int64_t begin, int64_t end, int64_t first, int64_t size,
+                                    at::opmath_type<T>* __restrict sum) const {
+    using Sum = at::opmath_type<T>;
+    const auto row = [&](int64_t k) { return data + order[k] * features + first; };
+    const T* __restrict a = row(begin), * __restrict b = row(begin + 1);
+    for (int64_t j = 0; j < size; ++j) sum[j] = static_cast<Sum>(a[j]) + static_cast<Sum>(b[j]);
+    for (int64_t k = begin + 2; k < end; ++k) {
+      const T* __restrict next = row(k);
+      prefetch(k + 4);
+      for (int64_t j = 0; j < size; ++j) sum[j] += static_cast<Sum>(next[j]);
     }
   }
 
@@ -88,16 +90,57 @@ struct GradientRows {
   }
 };
 
+// Elements whose sums stay in the nearest cache.
+constexpr int64_t kTile = 1024;
+
+// The sums of elements [first, first + size) of two rows or more, as T; size <= kTile.
+template <typename T>
+struct Tile {
+  alignas(64) at::opmath_type<T> sum[kTile];
+  T narrow[std::is_same_v<at::opmath_type<T>, T> ? 1 : kTile];
+
+  DTENSOR_ALWAYS_INLINE const void* add_up(const GradientRows<T>& rows, int64_t begin, int64_t end, int64_t first,
+                                           int64_t size) {
+    rows.add_up(begin, end, first, size, sum);
+    if constexpr (std::is_same_v<at::opmath_type<T>, T>) {
+      return sum;
+    } else {
+      for (int64_t j = 0; j < size; ++j) narrow[j] = static_cast<T>(sum[j]);
+      return narrow;
+    }
+  }
+};
+
+template <typename T>
+const void* add_up(Tile<T>& tile, const GradientRows<T>& rows, int64_t begin, int64_t end, int64_t first,
+                   int64_t size) {
+  return tile.add_up(rows, begin, end, first, size);
+}
+
+#ifdef DTENSOR_HAVE_AVX2
+template <typename T>
+[[gnu::target("avx2")]] const void* add_up_avx2(Tile<T>& tile, const GradientRows<T>& rows, int64_t begin, int64_t end,
+                                                int64_t first, int64_t size) {
+  return tile.add_up(rows, begin, end, first, size);
+}
+#endif
+
+template <typename T>
+auto* best_add_up() {
+#ifdef DTENSOR_HAVE_AVX2
+  if (has_avx2()) return add_up_avx2<T>;
+#endif
+  return add_up<T>;
+}
+
 template <typename T>
 void sum_by_row(const T* grad, const PositionsByRow& by_row, int64_t features, int64_t num_own_rows, T* out) {
-  using Sum = at::opmath_type<T>;
-  constexpr int64_t kTile = 1024;  // elements, so that their sums stay in the nearest cache
+  const auto add_up_tile = best_add_up<T>();
   const std::vector<int32_t>& starts = by_row.starts;
   const GradientRows<T> rows{grad, features, by_row.order};
   const bool past_caches = num_own_rows * features * static_cast<int64_t>(sizeof(T)) >= kPastCaches;
   by_row.for_rows(num_own_rows, features * sizeof(T), [&](int64_t begin, int64_t end) {
-    alignas(64) Sum sum[kTile];
-    T narrow[std::is_same_v<Sum, T> ? 1 : kTile];
+    Tile<T> tile;
     for (int64_t row = begin; row < end; ++row) {
       char* to = reinterpret_cast<char*>(out + row * features);
       if (starts[row] == starts[row + 1]) {  // together with such rows that follow, which is faster
@@ -114,13 +157,8 @@ void sum_by_row(const T* grad, const PositionsByRow& by_row, int64_t features, i
       }
       for (int64_t first = 0; first < features; first += kTile) {
         const int64_t size = std::min(kTile, features - first);
-        rows.add_up(starts[row], starts[row + 1], first, size, sum);
-        const void* from = sum;
-        if constexpr (!std::is_same_v<Sum, T>) {
-          std::copy(sum, sum + size, narrow);
-          from = narrow;
-        }
-        write(to + first * sizeof(T), static_cast<const char*>(from), size * sizeof(T), past_caches);
+        const void* sums = add_up_tile(tile, rows, starts[row], starts[row + 1], first, size);
+        write(to + first * sizeof(T), static_cast<const char*>(sums), size * sizeof(T), past_caches);
       }
     }
     if (past_caches) close_stores();
