@@ -24,7 +24,16 @@ struct KeyHash {
   size_t operator()(const CacheKey* key) const { return internal::CacheKeyHash()(*key); }
 };
 struct KeyEqual {
-  bool operator()(const CacheKey* a, const CacheKey* b) const { return *a == *b; }
+  // Word by word, as they were written: memcmp() reads several at once, which waits until the writes have left the
+  // processor's buffer.
+  bool operator()(const CacheKey* a, const CacheKey* b) const {
+    if (a->size() != b->size()) return false;
+    const uint64_t *const end = a->end(), *other = b->begin();
+    for (const uint64_t* word = a->begin(); word != end; ++word, ++other) {
+      if (*word != *other) return false;
+    }
+    return true;
+  }
 };
 
 std::string text_of(const OpCall& call) { return call.to_string() + call.context.scope.to_string(); }

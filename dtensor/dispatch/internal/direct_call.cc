@@ -47,12 +47,16 @@ bool DirectCall::begin() {
   if (!key_.rule()) return false;
   const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
   if (scoped && (calls_are_decided_otherwise() || has_listeners())) return false;
+  bool may_have_parameters = false;  // most calls have none: a loop less
   for (const at::Tensor* t : tensors_) {
     if (!is_dtensor(*t)) return false;
+    may_have_parameters |= t->unsafeGetTensorImpl()->autograd_meta() != nullptr;
   }
   // Before parameters are registered, which may communicate: an observed rank calls the hook first, too.
   if (info_.args[0].written && CallHook::watching() != nullptr) return false;
-  for (const at::Tensor* t : tensors_) prepare_parameter(info_, *t);
+  if (may_have_parameters) {
+    for (const at::Tensor* t : tensors_) prepare_parameter(info_, *t);
+  }
   if (key_.rule()->uses_gradient_target && in_backward()) return false;
   return add_hints_if_ordinary(scoped);
 }
