@@ -1,5 +1,5 @@
-// For loops that are compiled twice: for any processor, and for AVX2, whose vectors have twice the size. Functions that
-// they call must be DTENSOR_ALWAYS_INLINE, so that they are part of either.
+// For loops that are compiled twice: for any processor, and for AVX2, whose vectors have twice the size. Functions with
+// such loops are DTENSOR_ALWAYS_INLINE, so that they are part of either.
 //
 //   template <typename T> DTENSOR_ALWAYS_INLINE void add(...) { for (...) ... }
 //   #ifdef DTENSOR_HAVE_AVX2
@@ -7,11 +7,11 @@
 //   #endif
 #pragma once
 
-#include <ATen/Version.h>
-
 #define DTENSOR_ALWAYS_INLINE [[gnu::always_inline]] inline
 #if defined(__x86_64__)
 #define DTENSOR_HAVE_AVX2 1
+
+#include <ATen/Version.h>
 
 namespace dtensor::internal {
 

@@ -46,7 +46,7 @@ struct CacheKeyHash {
   size_t operator()(const CacheKey& key) const {
     const uint64_t* const words = key.data();
     const size_t n = key.size();
-    uint64_t hash = n;
+    uint64_t hash = n ^ 0x9e3779b97f4a7c15u;
     for (size_t i = 0; i + 1 < n; i += 2) hash = folded_product(hash ^ words[i], words[i + 1] ^ 0xd1b54a32d192ed03u);
     return folded_product(hash ^ (n % 2 == 1 ? words[n - 1] : 0), 0x9e3779b97f4a7c15u);
   }

@@ -15,9 +15,12 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <memory>
+#include <string>
 
+#include "comm/avx2.h"
 #include "comm/store_past_caches.h"
 #include "tests/testing/allocated_memory.h"
 #include "tests/testing/catch_torch.h"
@@ -230,6 +233,14 @@ TEST_CASE("reductions need the stated memory", "[mesh][reduce]") {
       CHECK(more <= 16);  // the number that turns first bits over, as a tensor of int64 and of the dtype
     }
   }
+}
+
+TEST_CASE("loops for AVX2 run only where LibTorch's do", "[mesh][reduce]") {
+#ifdef DTENSOR_HAVE_AVX2
+  const char* const capability = std::getenv("ATEN_CPU_CAPABILITY");
+  if (capability != nullptr && std::string(capability) == "default") CHECK_FALSE(has_avx2());
+  if (at::get_cpu_capability() == "AVX2" || at::get_cpu_capability() == "AVX512") CHECK(has_avx2());
+#endif
 }
 
 TEST_CASE("minimum and maximum of a NaN are NaN, and sums of integers wrap", "[mesh][reduce]") {

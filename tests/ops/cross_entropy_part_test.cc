@@ -161,7 +161,8 @@ TEST_CASE("sums of exponentials are merged relative to the larger maximum, and n
   CHECK(std::isnan(merged(a, ExpSum<double>{-kInf, std::numeric_limits<double>::quiet_NaN()}).sum));
 }
 
-TEST_CASE("losses and gradients of class parts equal ATen's in float64, for every dtype, target and reduction") {
+TEST_CASE("losses and gradients of class parts equal ATen's in float64, for every dtype, target and reduction",
+          "[kernel]") {
   at::manual_seed(0);
   for (auto dtype : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16}) {
     for (int64_t classes : {5, 40, 1030, 3000}) {
@@ -182,13 +183,13 @@ TEST_CASE("losses and gradients of class parts equal ATen's in float64, for ever
   }
 }
 
-TEST_CASE("logits and probabilities that are not contiguous are read by their strides") {
+TEST_CASE("logits and probabilities that are not contiguous are read by their strides", "[kernel]") {
   const ClassPart part{0, 30, 30, -100, 0.1};
   check_part({at::randn({30, 5}, at::kDouble).t(), at::randint(30, {5}, at::kLong), {}, part}, at::Reduction::None);
   check_part({at::randn({5, 30}, at::kDouble), at::rand({30, 5}, at::kDouble).t(), {}, part}, at::Reduction::None);
 }
 
-TEST_CASE("losses of rows with infinities and nan equal ATen's") {
+TEST_CASE("losses of rows with infinities and nan equal ATen's", "[kernel]") {
   at::Tensor x = at::randn({6, 40}, at::kDouble);
   x[0].slice(0, 0, 20).fill_(-kInf);  // all logits of the first ranks
   x[1].fill_(-kInf);
@@ -202,7 +203,7 @@ TEST_CASE("losses of rows with infinities and nan equal ATen's") {
                      /*equal_nan=*/true));
 }
 
-TEST_CASE("ignored rows have a sum of 1, other summaries and gradients of 0, whatever their logits are") {
+TEST_CASE("ignored rows have a sum of 1, other summaries and gradients of 0, whatever their logits are", "[kernel]") {
   const at::Tensor logits = at::full({2, 6}, kInf, at::kDouble), target = at::full({2}, 4, at::kLong);
   const CrossEntropyArguments args{logits, target, at::ones({6}, at::kDouble), {0, 6, 6, 4, 0.1}};
   const at::Tensor summaries = cross_entropy_part(args);
@@ -216,7 +217,7 @@ TEST_CASE("ignored rows have a sum of 1, other summaries and gradients of 0, wha
   }
 }
 
-TEST_CASE("the gradient may be written over the logits") {
+TEST_CASE("the gradient may be written over the logits", "[kernel]") {
   const at::Tensor target = at::randint(3000, {4}, at::kLong), weight, grad = at::randn({2, 4});
   for (double smoothing : {0.0, 0.1}) {
     const at::Tensor logits = at::randn({4, 2000});
@@ -228,7 +229,7 @@ TEST_CASE("the gradient may be written over the logits") {
   }
 }
 
-TEST_CASE("summaries and gradients are bitwise equal for any number of threads") {
+TEST_CASE("summaries and gradients are bitwise equal for any number of threads", "[kernel]") {
   const at::Tensor logits = at::randn({300, 700}), target = at::randint(700, {300}, at::kLong);
   const CrossEntropyArguments args{logits, target, {}, {0, 700, 700, -100, 0.1}};
   const at::Tensor grad = at::randn({2, 300});

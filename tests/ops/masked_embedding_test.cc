@@ -158,7 +158,7 @@ TEST_CASE("a lookup larger than the caches equals ATen's") {
   CHECK(fused_masked_embedding(part, ids, 30, 100).equal(masked_embedding(part, ids, 30, 100)));
 }
 
-TEST_CASE("gradients of the rank's rows equal ATen's in float64, for every dtype, width and shard") {
+TEST_CASE("gradients of the rank's rows equal ATen's in float64, for every dtype, width and shard", "[kernel]") {
   at::manual_seed(0);
   for (auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
     for (int64_t features : {1, 3, 7, 8, 64, 1100}) {
@@ -176,13 +176,13 @@ TEST_CASE("gradients of the rank's rows equal ATen's in float64, for every dtype
   }
 }
 
-TEST_CASE("a gradient that is not contiguous is read by its strides") {
+TEST_CASE("a gradient that is not contiguous is read by its strides", "[kernel]") {
   const at::Tensor ids = at::randint(9, {12}, at::kLong);
   check_gradient(at::randn({7, 12}).t(), ids, {2, 4, 9});
   check_gradient(at::ones({1, 1}).expand({12, 7}), ids, {2, 4, 9});
 }
 
-TEST_CASE("thousands of equal ids are added up, half types in float") {
+TEST_CASE("thousands of equal ids are added up, half types in float", "[kernel]") {
   const at::Tensor ids = at::full({5000}, 3, at::kLong);
   const TableRows rows{2, 4, 10};
   check_gradient(at::rand({5000, 8}), ids, rows);
@@ -194,7 +194,7 @@ TEST_CASE("thousands of equal ids are added up, half types in float") {
   }
 }
 
-TEST_CASE("a gradient larger than the caches equals ATen's") {
+TEST_CASE("a gradient larger than the caches equals ATen's", "[kernel]") {
   const int64_t rows = internal::kPastCaches / (1031 * 4) + 1;
   // Most rows without an id between few that have one, and few between many.
   for (const int64_t num_ids : {300, 20000}) {
@@ -204,7 +204,7 @@ TEST_CASE("a gradient larger than the caches equals ATen's") {
   }
 }
 
-TEST_CASE("gradients are bitwise equal every time and for any number of threads") {
+TEST_CASE("gradients are bitwise equal every time and for any number of threads", "[kernel]") {
   at::manual_seed(0);
   const at::Tensor ids = at::randint(50, {20000}, at::kLong);
   for (auto dtype : {at::kFloat, at::kBFloat16}) {

@@ -75,6 +75,7 @@ struct GradientRows {
     using Sum = at::opmath_type<T>;
     const auto row = [&](int64_t k) { return data + order[k] * features + first; };
     const T* __restrict a = row(begin), * __restrict b = row(begin + 1);
+    prefetch(begin + 5);
     for (int64_t j = 0; j < size; ++j) sum[j] = static_cast<Sum>(a[j]) + static_cast<Sum>(b[j]);
     for (int64_t k = begin + 2; k < end; ++k) {
       const T* __restrict next = row(k);
