@@ -9,6 +9,13 @@ class Spec;  // plan/spec.h
 
 namespace internal {
 
+inline bool all_contiguous(const RankTensors& parts) {
+  for (const at::Tensor& part : parts) {
+    if (!part.is_contiguous()) return false;
+  }
+  return true;
+}
+
 // Gives parts that no other tensor has the order of dims in memory that the strides of `spec` have, without gaps, if
 // these strides are dense. Kernels order the dims of some parts otherwise, where sizes of 1 leave it open, and pad
 // rows. Views of such parts would be copies on some ranks and share memory on others, and these ranks would later

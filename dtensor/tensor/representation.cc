@@ -1,6 +1,5 @@
 #include "dtensor/tensor/representation.h"
 
-#include <algorithm>
 #include <new>
 
 #include "dtensor/dispatch_key.h"
@@ -210,18 +209,9 @@ at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWor
   return result;
 }
 
-namespace {
-
-// Whether match_strides() has nothing to do, as for most results: here, so that it is part of the caller.
-bool are_row_major(const Spec& spec, const RankTensors& parts) {
-  return spec.sized_impl().is_contiguous() &&
-         std::all_of(parts.begin(), parts.end(), [](const at::Tensor& part) { return part.is_contiguous(); });
-}
-
-}  // namespace
-
 at::Tensor make_result_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals) {
-  if (!are_row_major(*spec, locals)) match_strides(*spec, locals);
+  // Most results need nothing: asked here, since a call takes 2 % of the time of a small operator.
+  if (!spec->sized_impl().is_contiguous() || !all_contiguous(locals)) match_strides(*spec, locals);
   return make_alias_of(input, std::move(spec), std::move(locals));
 }
 

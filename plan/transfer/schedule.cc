@@ -170,13 +170,6 @@ std::shared_ptr<const LayoutChange> make_layout_change(const RedistributePlan& p
   return std::make_shared<const LayoutChange>(tensor.dtype, tensor.sizes, side(from), side(to));
 }
 
-SizesOfRanks reordered(const SizesOfRanks& sizes, const std::optional<std::vector<int64_t>>& sources) {
-  if (!sources) return sizes;
-  SizesOfRanks out;
-  for (int64_t source : *sources) out.push_back(source < 0 ? std::vector<Shape>() : sizes[source]);
-  return out;
-}
-
 // `before`: the sizes of the tensors from which it starts, in the order of the ranks before it.
 void check_messages_of(const StepSchedule& s, Collective collective, const SizesOfRanks& before) {
   CommCall call;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "absl/types/span.h"
@@ -31,6 +32,15 @@ struct StepSchedule {
   std::unique_ptr<const RankGroups> transfer_group;
   int64_t output_bytes = 0;  // of the largest part on any rank after the step
 };
+
+// What each rank has, in the order of StepSchedule::sources; nothing for a rank that had none.
+template <typename T>
+std::vector<T> reordered(std::vector<T> of_ranks, const std::optional<std::vector<int64_t>>& sources) {
+  if (!sources) return of_ranks;
+  std::vector<T> out;
+  for (const int64_t source : *sources) out.push_back(source < 0 ? T() : std::move(of_ranks[source]));
+  return out;
+}
 
 struct PlanSchedule {
   std::vector<StepSchedule> steps;

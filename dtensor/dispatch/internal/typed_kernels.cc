@@ -13,6 +13,7 @@
 #include "dtensor/dispatch/internal/part_handles.h"
 #include "dtensor/dispatch/op_info.h"
 #include "dtensor/dispatch_key.h"
+#include "dtensor/tensor/match_strides.h"
 #include "dtensor/tensor/replicate.h"
 #include "dtensor/tensor/typed_operators.h"
 
@@ -58,13 +59,6 @@ Shape dim_order(const at::Tensor& self, c10::IntArrayRef dims) {
   Shape order(dims.begin(), dims.end());
   for (int64_t& d : order) d = c10::maybe_wrap_dim(d, self.dim());
   return order;
-}
-
-bool all_contiguous(const RankTensors& locals) {
-  for (const at::Tensor& local : locals) {
-    if (!local.is_contiguous()) return false;
-  }
-  return true;
 }
 
 template <typename Op, typename Schema = typename Op::schema>

@@ -22,14 +22,6 @@ using Kind = RedistributeStep::Kind;
 
 at::IntArrayRef ref(const Shape& shape) { return {shape.data(), shape.size()}; }
 
-// Reorders `pieces` by the indices in `sources`.
-RankPieces reordered(RankPieces pieces, const std::optional<std::vector<int64_t>>& sources) {
-  if (!sources) return pieces;
-  RankPieces out;
-  for (int64_t source : *sources) out.push_back(source < 0 ? Pieces() : std::move(pieces[source]));
-  return out;
-}
-
 void check_pieces(const RedistributePlan& plan, const PlanSchedule& schedule, const RankPieces& pieces) {
   for (size_t i = 0; i < pieces.size(); ++i) {
     const auto& expected = schedule.inputs[i];

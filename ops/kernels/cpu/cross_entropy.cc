@@ -171,13 +171,14 @@ DTENSOR_ALWAYS_INLINE void differentiate_row(const Rows<T>& in, int64_t row, con
 }
 
 template <typename T>
-void summarize_rows(const Rows<T>& in, int64_t begin, int64_t end, int numbers, Computed<T>* out, int64_t stride) {
+DTENSOR_ALWAYS_INLINE void summarize_rows(const Rows<T>& in, int64_t begin, int64_t end, int numbers, Computed<T>* out,
+                                          int64_t stride) {
   for (int64_t row = begin; row < end; ++row) {
     if (!in.is_ignored(row)) summarize_row(in, row, numbers, out + row, stride);
   }
 }
 template <typename T>
-void differentiate_rows(const Rows<T>& in, int64_t begin, int64_t end, const Gradient<T>& g) {
+DTENSOR_ALWAYS_INLINE void differentiate_rows(const Rows<T>& in, int64_t begin, int64_t end, const Gradient<T>& g) {
   for (int64_t row = begin; row < end; ++row) differentiate_row(in, row, g);
 }
 
@@ -185,14 +186,12 @@ void differentiate_rows(const Rows<T>& in, int64_t begin, int64_t end, const Gra
 template <typename T>
 [[gnu::target("avx2,fma")]] void summarize_rows_avx2(const Rows<T>& in, int64_t begin, int64_t end, int numbers,
                                                      Computed<T>* out, int64_t stride) {
-  for (int64_t row = begin; row < end; ++row) {
-    if (!in.is_ignored(row)) summarize_row(in, row, numbers, out + row, stride);
-  }
+  summarize_rows(in, begin, end, numbers, out, stride);
 }
 template <typename T>
 [[gnu::target("avx2,fma")]] void differentiate_rows_avx2(const Rows<T>& in, int64_t begin, int64_t end,
                                                          const Gradient<T>& g) {
-  for (int64_t row = begin; row < end; ++row) differentiate_row(in, row, g);
+  differentiate_rows(in, begin, end, g);
 }
 #endif
 

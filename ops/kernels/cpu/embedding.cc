@@ -94,35 +94,30 @@ struct GradientRows {
 // Elements whose sums stay in the nearest cache.
 constexpr int64_t kTile = 1024;
 
-// The sums of elements [first, first + size) of two rows or more, as T; size <= kTile.
 template <typename T>
 struct Tile {
   alignas(64) at::opmath_type<T> sum[kTile];
   T narrow[std::is_same_v<at::opmath_type<T>, T> ? 1 : kTile];
-
-  DTENSOR_ALWAYS_INLINE const void* add_up(const GradientRows<T>& rows, int64_t begin, int64_t end, int64_t first,
-                                           int64_t size) {
-    rows.add_up(begin, end, first, size, sum);
-    if constexpr (std::is_same_v<at::opmath_type<T>, T>) {
-      return sum;
-    } else {
-      for (int64_t j = 0; j < size; ++j) narrow[j] = static_cast<T>(sum[j]);
-      return narrow;
-    }
-  }
 };
 
+// The sums of elements [first, first + size) of two rows or more, as T, in the tile; size <= kTile.
 template <typename T>
-const void* add_up(Tile<T>& tile, const GradientRows<T>& rows, int64_t begin, int64_t end, int64_t first,
-                   int64_t size) {
-  return tile.add_up(rows, begin, end, first, size);
+DTENSOR_ALWAYS_INLINE const void* add_up(Tile<T>& tile, const GradientRows<T>& rows, int64_t begin, int64_t end,
+                                         int64_t first, int64_t size) {
+  rows.add_up(begin, end, first, size, tile.sum);
+  if constexpr (std::is_same_v<at::opmath_type<T>, T>) {
+    return tile.sum;
+  } else {
+    for (int64_t j = 0; j < size; ++j) tile.narrow[j] = static_cast<T>(tile.sum[j]);
+    return tile.narrow;
+  }
 }
 
 #ifdef DTENSOR_HAVE_AVX2
 template <typename T>
 [[gnu::target("avx2")]] const void* add_up_avx2(Tile<T>& tile, const GradientRows<T>& rows, int64_t begin, int64_t end,
                                                 int64_t first, int64_t size) {
-  return tile.add_up(rows, begin, end, first, size);
+  return add_up(tile, rows, begin, end, first, size);
 }
 #endif
 
