@@ -65,10 +65,12 @@ std::string description(const CacheEntry& entry) {
 }
 
 std::vector<CacheEntry> current_entries(LocalStorage& storage) {
-  std::lock_guard lock(storage.cached.mutex);
   std::vector<CacheEntry> entries;
-  if (!storage.cached.contents) return entries;
-  for (const CacheEntry& entry : storage.cached.contents->entries) {
+  CachedState* cached = storage.cached.if_made();
+  if (cached == nullptr) return entries;
+  std::lock_guard lock(cached->mutex);
+  if (!cached->contents) return entries;
+  for (const CacheEntry& entry : cached->contents->entries) {
     if (entry.writes == writes_of(storage)) entries.push_back(entry);
   }
   return entries;

@@ -47,8 +47,9 @@ void set_ghost_width(const at::Tensor& t, at::IntArrayRef width) {
   if (ghost_width(t) == width) return;
   const DTensorMeta& meta = meta_without_sync(t);
   {
-    std::lock_guard lock(meta.storage->cached.mutex);
-    auto& widths = meta.storage->cached.ghost_widths;
+    CachedState& cached = meta.storage->cached.make();
+    std::lock_guard lock(cached.mutex);
+    auto& widths = cached.ghost_widths;
     std::erase_if(widths, [&](const DeclaredWidth& declared) { return is_for(declared, t); });
     if (!width.empty()) widths.push_back({window_of(*meta.spec, t.storage_offset()), meta.spec->dtype(), width.vec()});
   }
@@ -57,8 +58,10 @@ void set_ghost_width(const at::Tensor& t, at::IntArrayRef width) {
 
 std::vector<int64_t> ghost_width(const at::Tensor& t) {
   const DTensorMeta& meta = checked_layout(t, "ghost_width");
-  std::lock_guard lock(meta.storage->cached.mutex);
-  for (const DeclaredWidth& declared : meta.storage->cached.ghost_widths) {
+  CachedState* cached = meta.storage->cached.if_made();
+  if (cached == nullptr) return {};
+  std::lock_guard lock(cached->mutex);
+  for (const DeclaredWidth& declared : cached->ghost_widths) {
     if (is_for(declared, t)) return declared.width;
   }
   return {};

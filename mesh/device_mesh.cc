@@ -27,6 +27,7 @@ struct MeshState {
   std::vector<int64_t> index_of;  // world rank -> index into ranks, -1 outside the mesh
   std::vector<int64_t> local_ranks;
   std::vector<int64_t> local_coordinates;  // ndim entries per local rank
+  c10::Device device{c10::DeviceType::CPU};
 
   std::mutex nodes_mutex;
   std::map<int64_t, uint64_t> between_nodes;  // dims_between_nodes() by ranks per node
@@ -170,6 +171,7 @@ DeviceMesh DeviceMesh::intern(World world, std::vector<int64_t> shape, std::vect
     mesh->coordinate_of_index(static_cast<int64_t>(i),
                               mesh->local_coordinates.data() + mesh->local_coordinates.size() - mesh->ndim());
   }
+  mesh->device = world.device(mesh->local_ranks.empty() ? mesh->ranks.front() : mesh->local_ranks.front());
   meshes.push_back(mesh);
   return DeviceMesh(std::move(mesh));
 }
@@ -211,6 +213,7 @@ const std::vector<std::string>& DeviceMesh::names() const { return checked(state
 const std::vector<int64_t>& DeviceMesh::ranks() const { return checked(state_).ranks; }
 int64_t DeviceMesh::num_copies() const { return checked(state_).num_copies; }
 const std::vector<int64_t>& DeviceMesh::local_ranks() const { return checked(state_).local_ranks; }
+c10::Device DeviceMesh::device() const { return checked(state_).device; }
 std::string DeviceMesh::to_string() const { return defined() ? describe(shape(), names()) : "mesh(undefined)"; }
 std::ostream& operator<<(std::ostream& os, const DeviceMesh& mesh) { return os << mesh.to_string(); }
 

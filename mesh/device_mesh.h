@@ -12,6 +12,7 @@
 // Thread-safe.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/util/ArrayRef.h>
 
 #include <cstdint>
@@ -60,6 +61,8 @@ class DeviceMesh {
   // Ranks of this mesh that the process owns, in the order of ranks(). The locals of a tensor on this mesh are in this
   // order.
   const std::vector<int64_t>& local_ranks() const;
+  // The device that tensors on this mesh report: that of the first local rank or, without one, of the first rank.
+  c10::Device device() const;
   // Where the i-th local rank stands: one entry per dim.
   c10::ArrayRef<int64_t> local_coordinate(int64_t i) const;
   // Coordinate of any rank of the mesh. Error: the rank is not in the mesh.

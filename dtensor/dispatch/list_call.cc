@@ -66,7 +66,7 @@ void ListCall::check_hooks() const {
   for (size_t n = 0; n < count_; ++n) {
     const Tensors tensors = tensors_of(n);
     const auto has_traits = [](const at::Tensor* t) {
-      return meta_without_sync(*t).storage->parameter.traits != nullptr;
+      return meta_without_sync(*t).storage->parameter->traits != nullptr;
     };
     if (std::none_of(tensors.begin(), tensors.end(), has_traits)) continue;
     Inputs in;
@@ -117,7 +117,7 @@ bool ListCall::read_tensors(size_t a, size_t i) {
     const uint64_t facts = facts_of(meta);
     // The first write to a tensor from a factory changes hints of later calls.
     if (needs_boxed_kernel(meta) || (writes_ && (facts & kIsFactoryResult) != 0)) return false;
-    has_module_traits_ |= meta.storage->parameter.traits != nullptr;
+    has_module_traits_ |= meta.storage->parameter->traits != nullptr;
     arg.parts[arg.count == kNoList ? 0 : n] = meta.locals.data();
     uint64_t* const words = &words_[n * num_tensors_];
     words[i] = reinterpret_cast<uintptr_t>(meta.spec.get()) | facts;

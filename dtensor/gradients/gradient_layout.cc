@@ -165,7 +165,7 @@ void keep_gradient_layout(const at::Tensor& leaf) {
   const auto sink = torch::autograd::impl::try_get_grad_accumulator(leaf);
   // An optimizer's call: no graph has the leaf, and this call makes none. Whether the user's hooks discarded ours is
   // asked by the next call that does.
-  const bool was_kept = meta_without_sync(leaf).storage->parameter.is_leaf.load(std::memory_order_relaxed);
+  const bool was_kept = meta_without_sync(leaf).storage->is_parameter.load(std::memory_order_relaxed);
   if (was_kept && !sink && !c10::GradMode::is_enabled()) return;
   static std::mutex mutex;  // several threads may use a parameter for the first time at once
   std::lock_guard lock(mutex);

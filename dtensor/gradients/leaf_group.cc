@@ -75,13 +75,13 @@ std::vector<at::Tensor> LeafGroup::leaves() const {
 }
 
 std::shared_ptr<const LeafGroup> leaf_group_of(const at::Tensor& leaf) {
-  const auto& traits = meta_without_sync(leaf).storage->parameter.traits;
+  const auto& traits = meta_without_sync(leaf).storage->parameter->traits;
   return traits ? traits->leaves : nullptr;
 }
 
 std::shared_ptr<const LeafGroup> reduced_with(const at::Tensor& leaf) {
   auto group = leaf_group_of(leaf);
-  return group ? group : meta_without_sync(leaf).storage->parameter.gradient_bucket;
+  return group ? group : meta_without_sync(leaf).storage->parameter->gradient_bucket;
 }
 
 std::string common_module(const std::vector<at::Tensor>& leaves) {

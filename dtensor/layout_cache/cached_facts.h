@@ -39,8 +39,9 @@ void add_fact(const at::Tensor& t, CachedValue value, int64_t bytes);
 // A copy of the cached fact about `t` for which `fits` holds.
 template <typename Value, typename Fits>
 std::optional<Value> find_fact(const at::Tensor& t, const DTensorMeta& meta, Fits fits) {
-  std::lock_guard lock(meta.storage->cached.mutex);
-  if (!may_cache(*meta.storage)) return std::nullopt;
+  CachedState* cached = meta.storage->cached.if_made();
+  if (cached == nullptr || !may_cache(*meta.storage)) return std::nullopt;
+  std::lock_guard lock(cached->mutex);
   const CacheEntry* entry = find_in_cache<Value>(
       *meta.storage, [&](const CacheEntry& e, const Value& value) { return is_about(e, t, meta) && fits(value); });
   return entry == nullptr ? std::nullopt : std::optional(std::get<Value>(entry->value));

@@ -181,8 +181,8 @@ RankTensors provide(const MemoryRange& of, const RedistributePlan& plan, RankTen
   return parts;
 }
 
-// The cached copy that provides `t` in the layout `to`. REQUIRES: storage.cached.mutex is locked.
-CacheEntry* find_provider(LocalStorage& storage, const at::Tensor& t, const Spec& spec, const Placements& to) {
+// The cached copy that provides `t` in the layout `to`. REQUIRES: storage.cached is made, and its mutex is locked.
+CacheEntry* find_provider(const LocalStorage& storage, const at::Tensor& t, const Spec& spec, const Placements& to) {
   return find_in_cache<CachedLayout>(storage, [&](const CacheEntry& entry, const CachedLayout& copy) {
     return provides(entry.of, copy.plan->to.placements(), t, spec, to);
   });
@@ -206,11 +206,11 @@ bool is_worth_caching(const Spec& spec, const RedistributePlan& plan) {
   return !plan.is_local() && fits_in_cache(spec.mesh().world(), moved_bytes(spec, plan));
 }
 
-// The base of `t`; nullptr: there is none, `t` is the base, or conjugates or negates it. REQUIRES: storage.cached.mutex
-// is locked.
-const MemoryRange* find_base(const LocalStorage& storage, const at::Tensor& t, const DTensorMeta& meta) {
-  if (!storage.cached.contents || !storage.cached.contents->base) return nullptr;
-  const MemoryRange& base = *storage.cached.contents->base;
+// The base of `t`; nullptr: there is none, `t` is the base, or conjugates or negates it. REQUIRES: cached.mutex is
+// locked.
+const MemoryRange* find_base(const CachedState& cached, const at::Tensor& t, const DTensorMeta& meta) {
+  if (!cached.contents || !cached.contents->base) return nullptr;
+  const MemoryRange& base = *cached.contents->base;
   const bool is_view = !is_same(base, t, *meta.spec) && is_within(base, *meta.spec, t.storage_offset());
   return is_view && base.seen == meta.seen ? &base : nullptr;
 }
@@ -220,32 +220,38 @@ const MemoryRange* find_base(const LocalStorage& storage, const at::Tensor& t, c
 void set_base_of_views(const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
   LocalStorage& storage = *meta.storage;
-  if (storage.cached.has_base.load(std::memory_order_relaxed) || meta.spec->is_replicated()) return;
-  std::lock_guard lock(storage.cached.mutex);
-  if (!storage.cached.contents) storage.cached.contents = std::make_shared<StorageCache>();
-  if (!storage.cached.contents->base) storage.cached.contents->base = memory_range_of(t);
-  storage.cached.has_base.store(true, std::memory_order_relaxed);
+  if (storage.cached->has_base.load(std::memory_order_relaxed) || meta.spec->is_replicated()) return;
+  CachedState& cached = storage.cached.make();
+  std::lock_guard lock(cached.mutex);
+  if (!cached.contents) cached.contents = std::make_shared<StorageCache>();
+  if (!cached.contents->base) cached.contents->base = memory_range_of(t);
+  cached.has_base.store(true, std::memory_order_relaxed);
 }
 
 at::Tensor base_of_view(const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
-  std::lock_guard lock(meta.storage->cached.mutex);
-  const MemoryRange* base = find_base(*meta.storage, t, meta);
+  CachedState* cached = meta.storage->cached.if_made();
+  if (cached == nullptr) return {};
+  std::lock_guard lock(cached->mutex);
+  const MemoryRange* base = find_base(*cached, t, meta);
   return base == nullptr ? at::Tensor() : make_view(base->spec, base->locals, t, base->offset);
 }
 
 std::optional<RankTensors> find_cached_layout(const at::Tensor& t, const RedistributePlan& plan) {
   const DTensorMeta& meta = meta_for_read(t);
-  if (!may_cache(*meta.storage)) return std::nullopt;
+  CachedState* cached = meta.storage->cached.if_made();
+  if (cached == nullptr || !may_cache(*meta.storage)) return std::nullopt;
   const Placements& to = plan.to.placements();
-  std::lock_guard lock(meta.storage->cached.mutex);
+  std::lock_guard lock(cached->mutex);
   CacheEntry* entry = find_provider(*meta.storage, t, *meta.spec, to);
   return entry == nullptr ? std::nullopt : std::optional(provide(*entry, t, to));
 }
 
 at::Tensor find_copy(const at::Tensor& t, const Placements& to) {
   const DTensorMeta& meta = meta_for_read(t);
-  std::lock_guard lock(meta.storage->cached.mutex);
+  CachedState* cached = meta.storage->cached.if_made();
+  if (cached == nullptr) return {};
+  std::lock_guard lock(cached->mutex);
   CacheEntry* entry = find_provider(*meta.storage, t, *meta.spec, to);
   if (entry == nullptr) return {};
   return make_view(meta.spec->with_placements(to), provide(*entry, t, to), t, t.storage_offset(),
@@ -254,13 +260,17 @@ at::Tensor find_copy(const at::Tensor& t, const Placements& to) {
 
 bool has_copy(const at::Tensor& t, const Placements& to) {
   const DTensorMeta& meta = meta_without_sync(t);
-  std::lock_guard lock(meta.storage->cached.mutex);
+  CachedState* cached = meta.storage->cached.if_made();
+  if (cached == nullptr) return false;
+  std::lock_guard lock(cached->mutex);
   return find_provider(*meta.storage, t, *meta.spec, to) != nullptr;
 }
 
 at::Tensor find_reduced_copy(const at::Tensor& t) {
-  if (const DTensorMeta& unread = meta_without_sync(t); !unread.spec->has_partial() || !may_cache(*unread.storage))
-    return {};
+  const DTensorMeta& unread = meta_without_sync(t);
+  if (!unread.spec->has_partial() || !may_cache(*unread.storage)) return {};
+  // On all ranks alike, also where only some cache something: reading it may communicate.
+  if (meta_for_read(t).storage->cached.if_made() == nullptr) return {};
   return find_copy(t, without_partials(spec_of(t)->placements()));
 }
 
@@ -271,7 +281,7 @@ bool can_derive(const at::Tensor& t, const Placements& to, const at::Tensor& bas
 void keep_gathered(const at::Tensor& t, const at::Tensor& gathered) {
   const DTensorMeta &meta = meta_without_sync(t), &copy = meta_without_sync(gathered);
   auto plan = cached_plan(meta.spec, copy.spec->placements(), current_dispatch_scope().hints.limits);
-  copy.storage->parameter.is_leaf = meta.storage->parameter.is_leaf.load();  // operators treat views of either alike
+  copy.storage->is_parameter = meta.storage->is_parameter.load();  // operators treat views of either alike
   CachedLayout layout{std::move(plan), copy.locals, copy.storage, copy.arriving};
   add_to_cache(meta.storage, memory_range_of(t), std::move(layout), writes_of(*meta.storage), current_recording(),
                copy.spec->max_local_bytes(), /*gathered=*/true);
@@ -281,8 +291,10 @@ PendingMove choose_move(const at::Tensor& t, std::shared_ptr<const RedistributeP
   const DTensorMeta& meta = meta_for_read(t);
   LocalStorage& storage = *meta.storage;
   PendingMove pending{memory_range_of(t), std::move(plan), writes_of(storage), current_recording()};
-  std::lock_guard lock(storage.cached.mutex);
-  const MemoryRange* base = may_cache(storage) ? find_base(storage, t, meta) : nullptr;
+  CachedState* cached = storage.cached.if_made();
+  if (cached == nullptr || !may_cache(storage)) return pending;
+  std::lock_guard lock(cached->mutex);
+  const MemoryRange* base = find_base(*cached, t, meta);
   if (base == nullptr) return pending;
   const auto base_to = base_layout_for(*base, *meta.spec, t.storage_offset(), pending.plan->to.placements());
   if (!base_to) return pending;

@@ -14,17 +14,17 @@ namespace dtensor::internal {
 namespace {
 
 // Removes the entries for which `is_stale` holds. The caller destroys them after it has unlocked the mutex, since they
-// may own tensors of this memory. REQUIRES: storage.cached.mutex is locked.
+// may own tensors of this memory. REQUIRES: cached.mutex is locked.
 template <typename IsStale>
-std::vector<CacheEntry> take_stale(LocalStorage& storage, IsStale is_stale) {
+std::vector<CacheEntry> take_stale(CachedState& cached, IsStale is_stale) {
   std::vector<CacheEntry> stale;
-  if (!storage.cached.contents) return stale;
-  auto& entries = storage.cached.contents->entries;
+  if (!cached.contents) return stale;
+  auto& entries = cached.contents->entries;
   const auto first =
       std::stable_partition(entries.begin(), entries.end(), [&](const CacheEntry& e) { return !is_stale(e); });
   stale.assign(std::make_move_iterator(first), std::make_move_iterator(entries.end()));
   entries.erase(first, entries.end());
-  storage.cached.has_entries.store(!entries.empty(), std::memory_order_relaxed);
+  cached.has_entries.store(!entries.empty(), std::memory_order_relaxed);
   return stale;
 }
 
@@ -60,13 +60,14 @@ void add_to_cache(const std::shared_ptr<LocalStorage>& storage, MemoryRange of, 
   if (id == 0) return;
   std::vector<CacheEntry> stale;
   {
-    std::lock_guard lock(storage->cached.mutex);
-    if (!storage->cached.contents) storage->cached.contents = std::make_shared<StorageCache>();
-    stale = take_stale(*storage, [&](const CacheEntry& e) {
+    CachedState& cached = storage->cached.make();
+    std::lock_guard lock(cached.mutex);
+    if (!cached.contents) cached.contents = std::make_shared<StorageCache>();
+    stale = take_stale(cached, [&](const CacheEntry& e) {
       return e.writes != writes || (e.recording != 0 && e.recording != recording);
     });
-    storage->cached.contents->entries.push_back({std::move(of), std::move(value), writes, recording, counted_in, id});
-    storage->cached.has_entries.store(true, std::memory_order_relaxed);
+    cached.contents->entries.push_back({std::move(of), std::move(value), writes, recording, counted_in, id});
+    cached.has_entries.store(true, std::memory_order_relaxed);
   }
   stop_counting(stale);
 }
@@ -83,16 +84,18 @@ void note_write(const at::Tensor& t, std::string_view op) {
 
 uint64_t mark_written(LocalStorage& storage) {
   const uint64_t before = storage.writes.fetch_add(1, std::memory_order_relaxed);
-  if (!storage.cached.has_entries.load(std::memory_order_relaxed)) return before;
+  if (!storage.cached->has_entries.load(std::memory_order_relaxed)) return before;
   drop_entries(storage, [&](const CacheEntry& e) { return e.writes <= before; });
   return before;
 }
 
 void drop_entries(LocalStorage& storage, const std::function<bool(const CacheEntry&)>& is_dropped) {
+  CachedState* cached = storage.cached.if_made();
+  if (cached == nullptr) return;
   std::vector<CacheEntry> dropped;
   {
-    std::lock_guard lock(storage.cached.mutex);
-    dropped = take_stale(storage, is_dropped);
+    std::lock_guard lock(cached->mutex);
+    dropped = take_stale(*cached, is_dropped);
   }
   stop_counting(dropped);
 }
@@ -100,10 +103,11 @@ void drop_entries(LocalStorage& storage, const std::function<bool(const CacheEnt
 void drop_entries(const std::vector<RememberedBytes::Entry>& evicted) {
   for (const RememberedBytes::Entry& entry : evicted) {
     const auto storage = entry.of.lock();
-    if (!storage) continue;
+    CachedState* cached = storage ? storage->cached.if_made() : nullptr;
+    if (cached == nullptr) continue;
     std::vector<CacheEntry> stale;
-    std::lock_guard lock(storage->cached.mutex);
-    stale = take_stale(*storage, [&](const CacheEntry& e) { return e.id == entry.id; });
+    std::lock_guard lock(cached->mutex);
+    stale = take_stale(*cached, [&](const CacheEntry& e) { return e.id == entry.id; });
   }
 }
 

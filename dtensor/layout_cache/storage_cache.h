@@ -96,12 +96,12 @@ uint64_t writes_of(const LocalStorage& storage);
 uint64_t current_recording();
 
 // The first current entry with a value of type Value for which `fits(entry, value)` holds, now the most recently used;
-// nullptr without one. REQUIRES: storage.cached.mutex is locked.
+// nullptr without one. REQUIRES: storage.cached is made, and its mutex is locked.
 template <typename Value, typename Fits>
-CacheEntry* find_in_cache(LocalStorage& storage, Fits fits) {
-  if (!storage.cached.contents) return nullptr;
+CacheEntry* find_in_cache(const LocalStorage& storage, Fits fits) {
+  if (!storage.cached->contents) return nullptr;
   const uint64_t writes = writes_of(storage), recording = current_recording();
-  for (CacheEntry& entry : storage.cached.contents->entries) {
+  for (CacheEntry& entry : storage.cached->contents->entries) {
     const Value* value = std::get_if<Value>(&entry.value);
     if (value == nullptr || entry.writes != writes || (recording != 0 && entry.recording != recording)) continue;
     if (!fits(std::as_const(entry), *value)) continue;

@@ -47,7 +47,7 @@ std::vector<std::weak_ptr<const LeafGroup>> make_buckets(const std::vector<at::T
       members.push_back(order[end]);
     }
     const auto bucket = std::make_shared<const LeafGroup>(members);
-    for (const at::Tensor& t : members) meta_without_sync(t).storage->parameter.gradient_bucket = bucket;
+    for (const at::Tensor& t : members) meta_without_sync(t).storage->parameter.make().gradient_bucket = bucket;
     buckets.push_back(bucket);
   }
   return buckets;
@@ -59,7 +59,7 @@ std::vector<at::Tensor> members_of(const std::vector<std::weak_ptr<const LeafGro
     const auto bucket = weak.lock();
     if (!bucket) continue;
     for (const at::Tensor& t : bucket->leaves()) {
-      if (is_dtensor(t) && meta_without_sync(t).storage->parameter.gradient_bucket == bucket) members.push_back(t);
+      if (is_dtensor(t) && meta_without_sync(t).storage->parameter->gradient_bucket == bucket) members.push_back(t);
     }
   }
   return members;
@@ -77,7 +77,7 @@ void set_gradient_buckets(const World& world, const GradientBucketOptions& optio
   auto& buckets = world.attachment<GradientBuckets>();
   std::lock_guard lock(buckets.mutex);
   for (const at::Tensor& t : members_of(buckets.in_order))
-    meta_without_sync(t).storage->parameter.gradient_bucket = nullptr;
+    meta_without_sync(t).storage->parameter.make().gradient_bucket = nullptr;
   buckets.in_order = make_buckets(options.order, options.max_bytes);
   buckets.settings = {options.max_bytes, options.reduce_dtype, options.overlap};
 }

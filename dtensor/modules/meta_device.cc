@@ -55,7 +55,7 @@ void allocate(const at::Tensor& t, Made& made) {
   at::Tensor& data = made[{meta.storage, meta.spec}];
   if (!data.defined()) {
     const DeviceMesh mesh = meta.spec->mesh().with_data();
-    const auto& traits = meta.storage->parameter.traits;
+    const auto& traits = meta.storage->parameter->traits;
     const bool offload = traits && traits->offload && mesh.world().device_type() == c10::DeviceType::CUDA;
     data = allocated(with_mesh(meta.spec, mesh), offload);
   }

@@ -161,7 +161,7 @@ void apply_style(const PlannedModule& m, const DeviceMesh& mesh, int64_t mesh_di
   const auto style = applied_to(m, mesh, mesh_dim);
   for (const at::Tensor& t : m.module->parameters(/*recurse=*/false)) {
     if (!is_dtensor(t)) continue;
-    auto& present = meta_without_sync(t).storage->parameter.style;
+    auto& present = meta_without_sync(t).storage->parameter.make().style;
     std::vector<std::shared_ptr<ModuleStyle>> styles;
     if (present) styles = present->modules();
     std::erase_if(styles, [&](const auto& s) { return s == former; });

@@ -24,7 +24,7 @@ bool looks_rows_up(std::string_view op) {
   return op == "aten::embedding" || op == "aten::embedding_bag" || op == "aten::_embedding_bag";
 }
 
-const AppliedStyle* style_of(const at::Tensor& t) { return meta_without_sync(t).storage->parameter.style.get(); }
+const AppliedStyle* style_of(const at::Tensor& t) { return meta_without_sync(t).storage->parameter->style.get(); }
 
 bool belongs_to(const at::Tensor& t, const ModuleStyle& module) {
   const AppliedStyle* style = style_of(t);

@@ -67,7 +67,7 @@ class AppliedStyle {
 
 // Whether `t` belongs to a parameter of a module with a style. Cheap.
 inline bool has_style(const at::TensorBase& t) {
-  return is_dtensor(t) && meta_without_sync(t).storage->parameter.style;
+  return is_dtensor(t) && meta_without_sync(t).storage->parameter->style;
 }
 
 // One call of an operator that follows a style. Made before the call: redistributes the input among the arguments on

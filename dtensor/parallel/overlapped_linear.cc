@@ -110,7 +110,7 @@ bool takes_plain_products(const LinearCall& call) {
            spec_of(t)->dtype() == spec_of(call.input)->dtype() && !has_tangent(t);
   };
   const auto is_unwatched = [](const at::Tensor& t) {
-    const auto& traits = meta_without_sync(t).storage->parameter.traits;
+    const auto& traits = meta_without_sync(t).storage->parameter->traits;
     return traits == nullptr || traits->hook_watches.empty();
   };
   const at::Tensor &x = call.input, &w = call.weight, &b = call.bias;
@@ -176,7 +176,7 @@ at::Tensor overlapped_linear(const LinearCall& call, const LinearMoves& moves) {
   for (const at::Tensor& t : {call.input, call.weight, call.bias}) {
     if (!t.defined() || !is_leaf_parameter(t)) continue;
     keep_gradient_layout(t);
-    meta_without_sync(t).storage->parameter.is_leaf.store(true, std::memory_order_relaxed);
+    meta_without_sync(t).storage->is_parameter.store(true, std::memory_order_relaxed);
   }
   const PlannedLinear linear{spec_of(call.input), *plan, chunks, call.bias.defined(),
                              plan->gather ? moves.input_cause : moves.output_cause};

@@ -16,7 +16,7 @@ namespace {
 // The traits of a parameter with a group or a param_dtype, or of one that `t` is a view of, be it a view with copied
 // parts, or, of a group, was cast from; null: it is none.
 const ModuleTraits* traits_of_parameter(const at::TensorBase& t) {
-  const ModuleTraits* traits = memory_viewed_by(t)->parameter.traits.get();
+  const ModuleTraits* traits = memory_viewed_by(t)->parameter->traits.get();
   return traits != nullptr && (traits->group || traits->mixed_precision.param_dtype) ? traits : nullptr;
 }
 

@@ -24,12 +24,12 @@ namespace {
 const LocalStorage* memory_of(const at::Tensor& t) { return meta_without_sync(t).storage.get(); }
 
 ParameterGroup* group_of_memory(const LocalStorage& memory) {
-  return memory.parameter.traits ? memory.parameter.traits->group.get() : nullptr;
+  return memory.parameter->traits ? memory.parameter->traits->group.get() : nullptr;
 }
 
 // Null: it is none.
 const CastOf* cast_of(const at::Tensor& t) {
-  const auto& traits = meta_without_sync(t).storage->parameter.traits;
+  const auto& traits = meta_without_sync(t).storage->parameter->traits;
   return traits && traits->cast_of ? &*traits->cast_of : nullptr;
 }
 
@@ -38,7 +38,7 @@ std::atomic<int64_t> next_number = 0;  // of a group
 }  // namespace
 
 std::shared_ptr<ParameterGroup> parameter_group_of(const at::Tensor& t) {
-  const auto& traits = meta_without_sync(t).storage->parameter.traits;
+  const auto& traits = meta_without_sync(t).storage->parameter->traits;
   return traits ? traits->group : nullptr;
 }
 
@@ -146,7 +146,7 @@ void ParameterGroup::add_cast(const at::Tensor& from, const at::Tensor& to) {
   if (!param_dtype_ || is_gathered != *param_dtype_ || !c10::isFloatingType(source.spec->dtype()) ||
       !c10::isFloatingType(result.spec->dtype()))
     return;
-  if (result.storage == source.storage || result.storage->parameter.traits ||
+  if (result.storage == source.storage || result.storage->parameter->traits ||
       result.spec->mesh() != source.spec->mesh() || result.spec->placements() != source.spec->placements() ||
       to.strides() != from.strides())
     return;

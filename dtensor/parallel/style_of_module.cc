@@ -91,7 +91,7 @@ bool has_features(nn::Module& module) { return is_embedding(module) || feature_d
 std::shared_ptr<ModuleStyle> own_style(const nn::Module& module) {
   for (const at::Tensor& t : module.parameters(/*recurse=*/false)) {
     if (!has_style(t)) continue;
-    for (const auto& style : meta_without_sync(t).storage->parameter.style->modules()) {
+    for (const auto& style : meta_without_sync(t).storage->parameter->style->modules()) {
       if (style->module == &module) return style;
     }
   }
@@ -103,7 +103,7 @@ std::shared_ptr<ModuleStyle> present_style(const nn::Module& module, const std::
   const std::vector<std::shared_ptr<ModuleStyle>>* first = nullptr;
   for (const at::Tensor& t : module.parameters(/*recurse=*/false)) {
     if (!has_style(t)) continue;
-    const auto& styles = meta_without_sync(t).storage->parameter.style->modules();
+    const auto& styles = meta_without_sync(t).storage->parameter->style->modules();
     for (const auto& style : styles) {
       if (style->path == path) return style;
     }

@@ -46,14 +46,8 @@ void run_on_each_rank(size_t ranks, const NumElements& num_elements, const F& f)
 // The same for tensors that f returns.
 template <typename NumElements, typename F>
 RankTensors compute_on_each_rank(size_t ranks, const NumElements& num_elements, const F& f) {
-  RankTensors results;
-  if (are_in_parallel(ranks, num_elements)) {
-    results.resize(ranks);
-    run_in_parallel(ranks, [&](size_t r) { results[r] = f(r); });
-    return results;
-  }
-  results.reserve(ranks);
-  for (size_t r = 0; r < ranks; ++r) results.push_back(f(r));
+  RankTensors results(ranks);
+  run_on_each_rank(ranks, num_elements, [&](size_t r) { results[r] = f(r); });
   return results;
 }
 

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "dtensor/tensor/on_demand.h"
 #include "dtensor/tensor/view_window.h"
 #include "mesh/memory_meter.h"
 #include "mesh/world.h"
@@ -63,11 +64,8 @@ struct CachedState {
   std::atomic<bool> has_entries{false};  // contents->entries are not empty: most writes need no lock
 };
 
-// What memory has because it is that of a parameter or buffer, or of a copy of one.
+// What memory has because it is that of a parameter or buffer of some module, or of a copy of one.
 struct ParameterState {
-  // Operators treat it as a parameter's: of a leaf that requires grad, whose gradient gets its layout, or of a gathered
-  // copy of one.
-  std::atomic<bool> is_leaf{false};
   // What dispatch() asks because of the module; null: nothing.
   std::shared_ptr<const ModuleTraits> traits;
   // The parallel style of the module, which operators follow above autograd; null: none.
@@ -81,22 +79,25 @@ struct ParameterState {
 struct LocalStorage {
   LocalStorage(const World& w, int64_t bytes);
   LocalStorage(const LocalStorage& of_same_world, int64_t bytes);  // cheaper
+  ~LocalStorage();
   LocalStorage(const LocalStorage&) = delete;
   LocalStorage& operator=(const LocalStorage&) = delete;
   std::shared_ptr<const void> use_of_world;  // keeps the meter and the caches alive
   MemoryHold hold;
-  // What most calls read lies close together: the end of `cached` to the beginning of `parameter`.
-  CachedState cached;
+  OnDemand<CachedState> cached;
+  OnDemand<ParameterState> parameter;
   // Views or other handles share the memory, or did: replacing the contents of one of them would separate them. (The
   // same on all ranks, unlike a count of present users.)
   std::atomic<bool> shared{false};
   // The user may write to the local tensors unseen by the library: nothing derived from them is cached. Set by
   // from_local() and mutable_local_tensors(), which all ranks call alike; reading local tensors does not set it.
   std::atomic<bool> user_may_write{false};
+  // Operators treat it as a parameter's: of a leaf that requires grad, whose gradient gets its layout, or of a gathered
+  // copy of one.
+  std::atomic<bool> is_parameter{false};
   std::atomic<uint64_t> writes{0};
   // Of a copied view, which could not share its base's memory: a ViewOrigin (views/copied_view.h). Else null.
   std::shared_ptr<StorageObserver> observer;
-  ParameterState parameter;
 };
 
 }  // namespace dtensor::internal

@@ -30,10 +30,13 @@ void explain_access(c10::TensorImpl& impl) {
       c10::str("Cannot access the data of ", kNoStorage, meta->from_factory ? kMadeInScope : ""));
 }
 
-// Adds only error texts to TensorImpl.
+// Adds error texts to TensorImpl, and holds its ExtraMeta, which TensorImpl would allocate.
 class DTensorImpl final : public SizedImpl {
  public:
-  using SizedImpl::SizedImpl;
+  DTensorImpl(c10::DispatchKeySet keys, caffe2::TypeMeta dtype, c10::Device device) : SizedImpl(keys, dtype, device) {
+    extra_meta_.reset(&own_extra_meta_);
+  }
+  ~DTensorImpl() override { forget_own_extra_meta(); }
 
   // TensorImpl's constructor makes an inference tensor inside inference mode, and a normal one outside of it; a view
   // must match its base.
@@ -61,8 +64,18 @@ class DTensorImpl final : public SizedImpl {
     return c10::TensorImpl::shallow_copy_and_detach(std::move(version), allow_change);
   }
 
+  // For Tensor::set_data(): TensorImpl's function allocates another ExtraMeta.
+  void shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& impl) override {
+    if (impl.get() == this) return;
+    forget_own_extra_meta();
+    SizedImpl::shallow_copy_from(impl);
+    own_extra_meta_.backend_meta_.reset();
+    explained_.store(false, std::memory_order_release);
+  }
+
   // Called before the data is accessed: the text is set only then, as it would be too expensive for every tensor.
   bool has_storage() const override {
+    if (!extra_meta_ || !extra_meta_->backend_meta_) return SizedImpl::has_storage();  // set_data() made it plain
     if (!explained_.load(std::memory_order_acquire)) {
       static auto* mutex = new std::mutex;
       std::lock_guard lock(*mutex);
@@ -79,10 +92,18 @@ class DTensorImpl final : public SizedImpl {
 
  private:
   void note_shared() const {
-    const auto meta = get_backend_meta_intrusive_ptr();
-    if (meta) static_cast<const DTensorMeta&>(*meta).storage->shared.store(true, std::memory_order_relaxed);
+    if (!extra_meta_ || !extra_meta_->backend_meta_) return;
+    const auto& meta = static_cast<const DTensorMeta&>(*extra_meta_->backend_meta_);
+    __builtin_prefetch(meta.locals.data());  // usually read next
+    meta.storage->shared.store(true, std::memory_order_relaxed);
   }
 
+  // TensorImpl would delete it.
+  void forget_own_extra_meta() {
+    if (extra_meta_.get() == &own_extra_meta_) static_cast<void>(extra_meta_.release());
+  }
+
+  c10::ExtraMeta own_extra_meta_;
   mutable std::atomic<bool> explained_{false};
 };
 
@@ -147,19 +168,9 @@ MetaPtr make_named_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalS
   return meta;
 }
 
-c10::Device device_of(const DeviceMesh& mesh) {
-  const auto& local = mesh.local_ranks();
-  return mesh.world().device(local.empty() ? mesh.ranks().front() : local.front());
-}
-
-// The same, cheaper, next to a tensor that usually is on that mesh.
-c10::Device device_of(const DeviceMesh& mesh, const at::Tensor& t) {
-  return mesh == spec_of(t)->mesh() ? t.device() : device_of(mesh);
-}
-
-// `device`: device_of() the mesh.
-c10::intrusive_ptr<DTensorImpl> make_impl(c10::Device device, MetaPtr&& meta) {
+c10::intrusive_ptr<DTensorImpl> make_impl(MetaPtr&& meta) {
   const Spec& spec = *meta->spec;
+  const c10::Device device = spec.mesh().device();
   auto impl = c10::make_intrusive<DTensorImpl>(key_set(device.type()), c10::scalarTypeToTypeMeta(spec.dtype()), device);
   impl->copy_first_sizes(spec.sized_impl());
   impl->set_storage_access_should_throw();
@@ -176,6 +187,8 @@ void DTensorMeta::operator delete(DTensorMeta* meta, std::destroying_delete_t) {
   if (!is_beside) ::operator delete(meta);
 }
 
+DTensorMeta::~DTensorMeta() = default;
+
 void wait_for_locals(const DTensorMeta& meta) {
   if (!meta.arriving || meta.arriving->done()) return;
   LocalGuard guard;
@@ -190,9 +203,8 @@ void settle_locals(const DTensorMeta& meta) {
 at::Tensor make_dtensor(SpecPtr spec, RankTensors locals, std::shared_ptr<const std::string> name,
                         std::shared_ptr<CommWork> arriving) {
   if (arriving == nullptr) match_strides(*spec, locals);
-  const c10::Device device = device_of(spec->mesh());
-  return at::Tensor(make_impl(
-      device, make_named_meta(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving))));
+  return at::Tensor(
+      make_impl(make_named_meta(std::move(spec), std::move(locals), nullptr, std::move(name), std::move(arriving))));
 }
 
 at::Tensor make_moved(const at::Tensor& origin, SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving) {
@@ -200,7 +212,7 @@ at::Tensor make_moved(const at::Tensor& origin, SpecPtr spec, RankTensors locals
   const DTensorMeta& of_origin = meta_without_sync(origin);
   MetaPtr meta = meta_of_new_memory(*of_origin.storage, std::move(spec), std::move(locals), std::move(arriving));
   meta->name = of_origin.name;
-  return at::Tensor(make_impl(device_of(meta->spec->mesh()), std::move(meta)));
+  return at::Tensor(make_impl(std::move(meta)));
 }
 
 at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWork> arriving) {
@@ -218,12 +230,11 @@ at::Tensor make_result_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&&
 at::Tensor make_alias_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals) {
   MetaPtr meta = meta_of_new_memory(*meta_without_sync(input).storage, std::move(spec), std::move(locals));
   meta->laid_out_by_engine = true;
-  return at::Tensor(make_impl(device_of(meta->spec->mesh(), input), std::move(meta)));
+  return at::Tensor(make_impl(std::move(meta)));
 }
 
 at::Tensor make_alias(SpecPtr spec, RankTensors locals) {
-  const c10::Device device = device_of(spec->mesh());
-  return at::Tensor(make_impl(device, make_named_meta(std::move(spec), std::move(locals), nullptr, nullptr)));
+  return at::Tensor(make_impl(make_named_meta(std::move(spec), std::move(locals), nullptr, nullptr)));
 }
 
 at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
@@ -238,7 +249,7 @@ at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, i
   MetaPtr meta = meta_of_storage(std::move(storage), std::move(spec), std::move(locals), std::move(arriving));
   meta->laid_out_by_engine = shares && of_base.laid_out_by_engine;
   meta->seen = of_base.seen;
-  auto impl = make_impl(device_of(meta->spec->mesh(), base), std::move(meta));
+  auto impl = make_impl(std::move(meta));
   impl->set_storage_offset(offset);
   impl->match_inference_mode(base);
   return at::Tensor(std::move(impl));
@@ -262,9 +273,9 @@ void replace_contents(const at::Tensor& t, SpecPtr spec, RankTensors locals) {
   const DTensorMeta& old = meta_without_sync(t);
   // A collective that is filling in the old contents is ignored.
   auto meta = make_named_meta(std::move(spec), std::move(locals), nullptr, old.name);
-  {
-    std::lock_guard lock(old.storage->cached.mutex);
-    meta->storage->cached.ghost_widths = old.storage->cached.ghost_widths;
+  if (CachedState* cached = old.storage->cached.if_made()) {
+    std::lock_guard lock(cached->mutex);
+    if (!cached->ghost_widths.empty()) meta->storage->cached.make().ghost_widths = cached->ghost_widths;
   }
   set_contents(t, std::move(meta), 0);
 }

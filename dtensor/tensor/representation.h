@@ -40,6 +40,7 @@ struct DTensorMeta final : c10::BackendMeta {
         storage(std::move(memory)),
         is_beside_storage(beside_storage),
         arriving(std::move(work)) {}
+  ~DTensorMeta() override;
   // Only destroys an object beside its storage: that allocation is freed when the last alias releases `storage`.
   void operator delete(DTensorMeta* meta, std::destroying_delete_t);
 

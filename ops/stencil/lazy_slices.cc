@@ -123,7 +123,7 @@ SliceWindowPtr window_of_slices(const SpecPtr& root, const SpecPtr& view, int64_
 // The tensor that `t` is a slice of, or a view that shares its memory. Undefined: not known.
 at::Tensor parent_view(const at::Tensor& t) {
   const LocalStorage& storage = *meta_without_sync(t).storage;
-  if (!storage.cached.has_base.load(std::memory_order_relaxed) && !storage.observer) return {};
+  if (!storage.cached->has_base.load(std::memory_order_relaxed) && !storage.observer) return {};
   const at::Tensor viewed = base_of_view(t);
   const ViewOrigin* origin = viewed.defined() ? nullptr : origin_of(storage);
   // A view that some ranks had to copy and others not is not a slice.

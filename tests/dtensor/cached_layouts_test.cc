@@ -341,7 +341,7 @@ TEST_CASE("cached layouts: a write releases the cached layouts", "[dtensor][cach
     x.mul_(1.5);
     x.roll({1}, {0}), x.roll({-1}, {0});  // margins
     x.slice(0, 0, 4).matrix_exp();        // moved as a whole
-    const auto& cache = meta_without_sync(x).storage->cached.contents;
+    const auto& cache = meta_without_sync(x).storage->cached->contents;
     REQUIRE(cache);
     CHECK(cache->entries.size() <= 5);
     if (round == 1) after_two = memory.live_bytes();

@@ -22,19 +22,19 @@ namespace {
 using Catch::Contains;
 using torch::Tensor;
 
-const DeviceMesh& mesh() {
+const DeviceMesh& four_ranks() {
   static const DeviceMesh m(World::local(4), {4}, {"x"});
   return m;
 }
 
-Tensor sharded(const Tensor& t) { return distribute_tensor(t, mesh(), {Shard(0)}); }
+Tensor sharded_by_four(const Tensor& t) { return distribute_tensor(t, four_ranks(), {Shard(0)}); }
 
 bool is_replicated(const Tensor& t) { return is_dtensor(t) && DTensor(t).placements() == Placements{Replicate()}; }
 
 }  // namespace
 
 TEST_CASE("MeshScope: empty, empty_strided and the like make replicated tensors", "[dtensor]") {
-  const MeshScope scope(mesh());
+  const MeshScope scope(four_ranks());
   CHECK(is_replicated(torch::empty({2, 3})));
   CHECK_FALSE(is_dtensor(at::empty({2, 3})));
   CHECK(is_replicated(torch::empty_strided({2, 3}, {1, 2})));
@@ -53,8 +53,8 @@ TEST_CASE("MeshScope: empty, empty_strided and the like make replicated tensors"
 
 TEST_CASE("MeshScope: an empty tensor can be drawn into, written by slices or used as out=", "[dtensor]") {
   const Tensor x = torch::arange(12, torch::kDouble).view({4, 3});
-  const Tensor d = sharded(x);
-  const MeshScope scope(mesh());
+  const Tensor d = sharded_by_four(x);
+  const MeshScope scope(four_ranks());
   const Tensor noise = torch::empty({16}).normal_();  // as Normal.rsample draws it
   for (int64_t r = 1; r < 4; ++r) CHECK(torch::equal(DTensor(noise).local(0), DTensor(noise).local(r)));
   Tensor rows = torch::empty({4, 3}, torch::kDouble);
@@ -68,7 +68,7 @@ TEST_CASE("MeshScope: an empty tensor can be drawn into, written by slices or us
 TEST_CASE("MeshScope: torch::tensor stays plain with the right values", "[dtensor]") {
   std::vector<float> many(300);
   std::iota(many.begin(), many.end(), 0.f);
-  const MeshScope scope(mesh());
+  const MeshScope scope(four_ranks());
   for (const bool inference : {false, true}) {
     const c10::InferenceMode mode(inference);
     const Tensor list = torch::tensor({{1, 2}, {3, 4}}), vector = torch::tensor(many);
@@ -80,10 +80,11 @@ TEST_CASE("MeshScope: torch::tensor stays plain with the right values", "[dtenso
 }
 
 TEST_CASE("MeshScope: data_ptr of an empty tensor is an error that names PlainFactories", "[dtensor]") {
-  const MeshScope scope(mesh());
+  const MeshScope scope(four_ranks());
   CHECK_THAT(testing::error_text([] { torch::empty({3}).data_ptr<float>(); }),
              Contains("PlainFactories") && Contains("distribute_tensor()"));
-  CHECK_THAT(testing::error_text([] { sharded(torch::ones({4})).data_ptr<float>(); }), !Contains("PlainFactories"));
+  CHECK_THAT(testing::error_text([] { sharded_by_four(torch::ones({4})).data_ptr<float>(); }),
+             !Contains("PlainFactories"));
   Tensor filled;
   {
     const PlainFactories plain;
@@ -92,7 +93,7 @@ TEST_CASE("MeshScope: data_ptr of an empty tensor is an error that names PlainFa
   }
   CHECK_FALSE(is_dtensor(filled));
   CHECK(is_replicated(torch::empty({3})));
-  CHECK(full_tensor(distribute_tensor(filled, mesh())).sum().item<float>() == 15);
+  CHECK(full_tensor(distribute_tensor(filled, four_ranks())).sum().item<float>() == 15);
 }
 
 TEST_CASE("MeshScope: results of operators on plain tensors are plain and right", "[dtensor]") {
@@ -109,7 +110,7 @@ TEST_CASE("MeshScope: results of operators on plain tensors are plain and right"
             x, torch::nn::functional::InterpolateFuncOptions().size(std::vector<int64_t>{7}).mode(torch::kNearest))};
   };
   const auto expected = all();
-  const MeshScope scope(mesh());
+  const MeshScope scope(four_ranks());
   const auto made = all();
   for (size_t i = 0; i < made.size(); ++i) {
     CAPTURE(i);
@@ -136,8 +137,8 @@ TEST_CASE("MeshScope: operators on distributed tensors compute the same as outsi
                                torch::instance_norm(image, {}, {}, {}, {}, true, 0.1, 1e-5, false)};
   };
   const auto expected = all(x, image, kernel);
-  const MeshScope scope(mesh());
-  const auto got = all(sharded(x), sharded(image), distribute_tensor(kernel, mesh()));
+  const MeshScope scope(four_ranks());
+  const auto got = all(sharded_by_four(x), sharded_by_four(image), distribute_tensor(kernel, four_ranks()));
   for (size_t i = 0; i < got.size(); ++i) {
     CAPTURE(i);
     CHECK(torch::allclose(full_tensor(got[i]), expected[i], 1e-10, 1e-12));
@@ -150,7 +151,7 @@ TEST_CASE("MeshScope: a module made inside can be distributed like one made outs
   };
   torch::nn::Linear inside{nullptr};
   {
-    const MeshScope scope(mesh());
+    const MeshScope scope(four_ranks());
     inside = torch::nn::Linear(3, 8);
   }
   CHECK(is_replicated(inside->weight));
@@ -158,17 +159,17 @@ TEST_CASE("MeshScope: a module made inside can be distributed like one made outs
   torch::nn::Linear outside(3, 8);
   outside->weight.set_data(full_tensor(inside->weight).detach().clone());
   outside->bias.set_data(full_tensor(inside->bias).detach().clone());
-  distribute_module(*inside, mesh(), cut);
+  distribute_module(*inside, four_ranks(), cut);
   CHECK(DTensor(inside->weight).placements() == Placements{Shard(0)});
   CHECK(DTensor(inside->weight).local(1).sizes() == at::IntArrayRef({2, 3}));
   CHECK(is_replicated(inside->bias));
-  CHECK_THAT(testing::error_text([&] { distribute_module(*inside, mesh()); }), Contains("distributed already"));
+  CHECK_THAT(testing::error_text([&] { distribute_module(*inside, four_ranks()); }), Contains("distributed already"));
 
   const Tensor x = torch::ones({4, 3});
   torch::optim::Adam a(inside->parameters(), 0.1), b(outside->parameters(), 0.1);
   for (int step = 0; step < 3; ++step) {
     a.zero_grad(), b.zero_grad();
-    const Tensor y = inside(sharded(x)).pow(2).sum(), z = outside(x).pow(2).sum();
+    const Tensor y = inside(sharded_by_four(x)).pow(2).sum(), z = outside(x).pow(2).sum();
     CHECK(torch::allclose(full_tensor(y), z, 1e-4, 1e-5));
     y.backward(), z.backward();
     a.step(), b.step();
@@ -178,7 +179,7 @@ TEST_CASE("MeshScope: a module made inside can be distributed like one made outs
 TEST_CASE("MeshScope: files are read as outside", "[dtensor]") {
   std::stringstream file;
   torch::save(torch::arange(4), file);
-  const MeshScope scope(mesh());
+  const MeshScope scope(four_ranks());
   Tensor read;
   torch::load(read, file);
   CHECK_FALSE(is_dtensor(read));
@@ -187,8 +188,8 @@ TEST_CASE("MeshScope: files are read as outside", "[dtensor]") {
 
 TEST_CASE("ForbidWholeGather: an operator that needs a whole matrix fails with the size of the gather", "[dtensor]") {
   const Tensor a = torch::eye(8, torch::kDouble) * 3, b = torch::ones({8, 2}, torch::kDouble);
-  const Tensor split = sharded(a), rhs = distribute_tensor(b, mesh());
-  const Tensor sum = distribute_tensor(torch::ones({8, 8}, torch::kDouble), mesh(), {Partial()});
+  const Tensor split = sharded_by_four(a), rhs = distribute_tensor(b, four_ranks());
+  const Tensor sum = distribute_tensor(torch::ones({8, 8}, torch::kDouble), four_ranks(), {Partial()});
   CommDebugMode comm;
   {
     const ForbidWholeGather guard(511);
@@ -211,9 +212,9 @@ TEST_CASE("ForbidWholeGather: an operator that needs a whole matrix fails with t
     const ForbidWholeGather larger(512);
     CHECK(torch::allclose(full_tensor(torch::linalg_solve(split, rhs)), b / 3));
     const ForbidWholeGather none;  // the smallest limit applies
-    CHECK_THROWS_WITH(torch::linalg_inv(sharded(a * 2)), Contains("allows 0 bytes"));
+    CHECK_THROWS_WITH(torch::linalg_inv(sharded_by_four(a * 2)), Contains("allows 0 bytes"));
   }
-  CHECK_NOTHROW(torch::linalg_inv(sharded(a * 2)));
+  CHECK_NOTHROW(torch::linalg_inv(sharded_by_four(a * 2)));
   CHECK_THROWS_WITH(ForbidWholeGather(-1), Contains("max_bytes is -1"));
 }
 

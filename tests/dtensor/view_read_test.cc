@@ -4,7 +4,9 @@
 
 #include <sstream>
 
+#include "dtensor/dispatch/local_parts.h"
 #include "dtensor/dtensor_handle.h"
+#include "dtensor/layout_cache/cached_layouts.h"
 #include "dtensor/tensor/representation.h"
 #include "observe/comm_debug_mode.h"
 #include "tests/dtensor/view_pairs.h"
@@ -110,6 +112,20 @@ TEST_CASE("view reads: operators that need no values do not read stale views") {
   CHECK(comm.total() == 0);
   CHECK(view.sum().item<int64_t>() == 2 * (2 + 9) * 4);
   CHECK(comm.total() > 0);
+}
+
+// Whether something is cached may differ between ranks; what is read may not.
+TEST_CASE("view reads: looking for a reduced copy reads a stale view, also where nothing is cached") {
+  const DeviceMesh mesh(World::local(4), {2, 2});
+  std::vector<Tensor> parts;
+  for (int64_t rank = 0; rank < 4; ++rank) parts.push_back(numbers({3, 2}) + rank);
+  const Tensor x = from_local(parts, mesh, {Shard(0), Partial()}) * 1, view = x.slice(0, 1, 5);
+  x.mul_(2);
+  REQUIRE(DTensor(view).placements()[1].is_partial());
+  REQUIRE(meta_without_sync(view).storage->cached.if_made() == nullptr);
+  REQUIRE_FALSE(has_parts(view));
+  CHECK_FALSE(find_reduced_copy(view).defined());
+  CHECK(has_parts(view));
 }
 
 // Because of strides, some ranks must copy for a view while others need not: communication must not depend on that, or

@@ -64,6 +64,14 @@ TEST_CASE("the process's ranks of a fake and an abstract world", "[mesh][device_
   CHECK(DeviceMesh(World::abstract(8), {8}).local_ranks().empty());
 }
 
+TEST_CASE("the device of a mesh is that of its first local rank, or of its first rank", "[mesh][device_mesh]") {
+  CHECK(DeviceMesh(World::local(4), {2}, {}, {3, 1}).device() == c10::Device(c10::kCPU));
+  CHECK(DeviceMesh(World::abstract(8), {8}).device() == World::abstract(8).device(0));
+  const World meta = World::local(2).meta();
+  CHECK(DeviceMesh(meta, {2}).device() == c10::Device(c10::kMeta));
+  CHECK_THROWS_WITH(DeviceMesh().device(), Catch::Contains("has no mesh"));
+}
+
 TEST_CASE("device mesh: invalid arguments", "[mesh][device_mesh]") {
   const auto world = World::local(4);
   CHECK_THROWS_WITH(DeviceMesh(World(), {2}), Contains("DeviceMesh: world is not defined"));

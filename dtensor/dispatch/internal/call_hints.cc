@@ -66,6 +66,18 @@ CacheKey key_of(const CallContext& context) {
   return key;
 }
 
+// What append_hints() seldom does, kept out of its code.
+[[gnu::noinline]] void append_mutable_first(CacheKey& key) {
+  static const CacheKey first_changes = key_of(with_mutable_first());
+  key.append(first_changes.begin(), first_changes.end());
+}
+[[gnu::noinline]] void append_found_hints(CacheKey& key, const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors,
+                                          bool first_has_mutable_layout) {
+  CallContext context = first_has_mutable_layout ? with_mutable_first() : CallContext();
+  find_hints(info, tensors, context);
+  context.append_to_key(key);
+}
+
 }  // namespace
 
 bool has_mutable_layout(const at::Tensor& t) {
@@ -92,14 +104,10 @@ void append_hints(CacheKey& key, const OpInfo& info, c10::ArrayRef<const at::Ten
   const bool changes_layout = writes && has_mutable_layout(*tensors.front());
   // Cheaper than find_hints(), which would find nothing.
   if (!scoped && (all_facts == 0 || give_no_hints(tensors)) && !reuses_partial_inputs(info, *tensors.front())) {
-    if (!changes_layout) return CallContext::append_none_to_key(key);
-    static const CacheKey first_changes = key_of(with_mutable_first());
-    key.append(first_changes.begin(), first_changes.end());
-    return;
+    if (changes_layout) return append_mutable_first(key);
+    return CallContext::append_none_to_key(key);
   }
-  CallContext context = changes_layout ? with_mutable_first() : CallContext();
-  find_hints(info, tensors, context);
-  context.append_to_key(key);
+  append_found_hints(key, info, tensors, changes_layout);
 }
 
 }  // namespace dtensor::internal

@@ -31,7 +31,7 @@ inline bool is_unwritten_factory_result(const at::Tensor& t) {
 }
 // All but kHasMutableLayout.
 inline uint64_t facts_of(const DTensorMeta& meta) {
-  return (meta.storage->parameter.is_leaf.load(std::memory_order_relaxed) ? kIsParameter : 0) |
+  return (meta.storage->is_parameter.load(std::memory_order_relaxed) ? kIsParameter : 0) |
          (is_unwritten_factory_result(meta) ? kIsFactoryResult : 0);
 }
 // Whether an operator that writes to `t` may change its layout with the write. The same on all ranks, since all ranks

@@ -20,7 +20,7 @@ void prepare_parameter_of_autograd(const OpInfo& info, const at::Tensor& t) {
   if (!is_leaf_parameter(t)) return;
   if (!info.always_shares) reduce_partial_parameter(t, info.name);
   keep_gradient_layout(t);
-  meta_without_sync(t).storage->parameter.is_leaf.store(true, std::memory_order_relaxed);
+  meta_without_sync(t).storage->is_parameter.store(true, std::memory_order_relaxed);
 }
 
 void prepare_parameters(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
@@ -100,7 +100,7 @@ Inputs gather_inputs(const OpInfo& info, c10::ArrayRef<c10::IValue> args) {
     prepare_parameter(info, t);
     const LocalStorage& storage = *meta_without_sync(t).storage;
     if (storage.observer) in.observed = true;
-    if (storage.parameter.traits) in.has_module_traits = true;
+    if (storage.parameter->traits) in.has_module_traits = true;
     if (spec_of(t)->has_partial()) in.has_partial = true;
     if (info.args[arg].written && !info.args[arg].out && has_mutable_layout(t))
       in.context.mutable_layouts.push_back(static_cast<int>(in.tensors.size()) - 1);

@@ -149,7 +149,7 @@ struct CompositeKernel<Op, kAsOne, at::Tensor(Args...)> {
     for (const at::Tensor* t : tensors) {
       if (!is_dtensor(*t)) continue;
       distributed = true;
-      if (outermost && (has_style(*t) || memory_viewed_by(*t)->parameter.traits)) return false;
+      if (outermost && (has_style(*t) || memory_viewed_by(*t)->parameter->traits)) return false;
       if (needs_handler(info(), *t)) return false;
     }
     return distributed;

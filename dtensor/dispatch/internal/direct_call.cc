@@ -36,7 +36,8 @@ bool DirectCall::add_hints_if_ordinary(bool scoped) {
   uint64_t facts = 0;
   for (const at::Tensor* t : tensors_) {
     const DTensorMeta& meta = meta_without_sync(*t);
-    if (needs_boxed_kernel(meta) || meta.storage->parameter.traits || meta.spec->mesh() != mesh) return false;
+    if (!meta.locals.empty()) __builtin_prefetch(meta.locals[0].unsafeGetTensorImpl());  // read when computed
+    if (needs_boxed_kernel(meta) || meta.storage->parameter->traits || meta.spec->mesh() != mesh) return false;
     facts |= facts_of(meta);
   }
   append_hints(key_.words, info_, tensors_, facts, info_.args[0].written, scoped);

@@ -110,9 +110,9 @@ class DirectCall {
 
   const OpInfo& info_;
   const c10::ArrayRef<const at::Tensor*> tensors_;
-  CallKey key_;
   bool has_number_ = false;
   DirectResult result_;  // of the decision
+  CallKey key_;          // last: it is large, and the offsets of other members take less code
 };
 
 // An argument of the operator on local rank r.

@@ -38,7 +38,7 @@ bool computes_with_parameters(const OpInfo& info, const Inputs& in) {
 // The hooks that should have run before an operator computes with `t`.
 const HookWatch* open_watch(const at::Tensor& t) {
   if (!is_dtensor(t)) return nullptr;
-  const auto& traits = meta_without_sync(t).storage->parameter.traits;
+  const auto& traits = meta_without_sync(t).storage->parameter->traits;
   if (!traits) return nullptr;
   const auto& watches = traits->hook_watches;
   const auto open = std::find_if(watches.begin(), watches.end(), [](const auto& w) { return !w->over(); });
