@@ -204,7 +204,7 @@ DeviceMesh DeviceMesh::in(const World& world) const {
 DeviceMesh DeviceMesh::meta() const { return in(world().meta()); }
 DeviceMesh DeviceMesh::with_data() const { return in(world().with_data()); }
 
-const World& DeviceMesh::world() const { return checked(state_).world; }
+[[gnu::hot]] const World& DeviceMesh::world() const { return checked(state_).world; }
 int64_t DeviceMesh::ndim() const { return checked(state_).ndim(); }
 const std::vector<int64_t>& DeviceMesh::shape() const { return checked(state_).shape; }
 int64_t DeviceMesh::size() const { return checked(state_).size; }
@@ -213,7 +213,7 @@ const std::vector<std::string>& DeviceMesh::names() const { return checked(state
 const std::vector<int64_t>& DeviceMesh::ranks() const { return checked(state_).ranks; }
 int64_t DeviceMesh::num_copies() const { return checked(state_).num_copies; }
 const std::vector<int64_t>& DeviceMesh::local_ranks() const { return checked(state_).local_ranks; }
-c10::Device DeviceMesh::device() const { return checked(state_).device; }
+[[gnu::hot]] c10::Device DeviceMesh::device() const { return checked(state_).device; }
 std::string DeviceMesh::to_string() const { return defined() ? describe(shape(), names()) : "mesh(undefined)"; }
 std::ostream& operator<<(std::ostream& os, const DeviceMesh& mesh) { return os << mesh.to_string(); }
 

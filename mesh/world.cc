@@ -247,7 +247,7 @@ void World::when_unused(std::function<void()> release) const {
   state.releases.push_back(std::move(release));
 }
 
-void* World::attachment_at(size_t slot) const { return checked(state_).attachments.find(slot); }
+[[gnu::hot]] void* World::attachment_at(size_t slot) const { return checked(state_).attachments.find(slot); }
 
 void* World::make_attachment(size_t slot, const std::function<std::shared_ptr<void>()>& make) const {
   return checked(state_).attachments.get(slot, make);

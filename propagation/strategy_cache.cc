@@ -112,7 +112,7 @@ std::shared_ptr<const Decision> StrategyCache::find_direct(const CacheKey& key) 
   return decision == nullptr ? nullptr : *decision;
 }
 
-DirectResult StrategyCache::find_direct_result(const CacheKey& key) {
+[[gnu::hot]] DirectResult StrategyCache::find_direct_result(const CacheKey& key) {
   std::lock_guard<std::mutex> lock(state_->mutex);
   const auto* decision = state_->use_direct(key);
   if (decision == nullptr) return {};
@@ -184,6 +184,6 @@ std::string StrategyCache::dump() const {
   return text;
 }
 
-StrategyCache& strategy_cache(const World& world) { return world.attachment<StrategyCache>(); }
+[[gnu::hot]] StrategyCache& strategy_cache(const World& world) { return world.attachment<StrategyCache>(); }
 
 }  // namespace dtensor

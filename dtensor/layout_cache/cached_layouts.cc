@@ -217,7 +217,7 @@ const MemoryRange* find_base(const CachedState& cached, const at::Tensor& t, con
 
 }  // namespace
 
-void set_base_of_views(const at::Tensor& t) {
+[[gnu::hot]] void set_base_of_views(const at::Tensor& t) {
   const DTensorMeta& meta = meta_without_sync(t);
   LocalStorage& storage = *meta.storage;
   if (storage.cached->has_base.load(std::memory_order_relaxed) || meta.spec->is_replicated()) return;

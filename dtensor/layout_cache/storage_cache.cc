@@ -82,7 +82,7 @@ void note_write(const at::Tensor& t, std::string_view op) {
   if (storage.observer) storage.observer->after_write(t, op);
 }
 
-uint64_t mark_written(LocalStorage& storage) {
+[[gnu::hot]] uint64_t mark_written(LocalStorage& storage) {
   const uint64_t before = storage.writes.fetch_add(1, std::memory_order_relaxed);
   if (!storage.cached->has_entries.load(std::memory_order_relaxed)) return before;
   drop_entries(storage, [&](const CacheEntry& e) { return e.writes <= before; });

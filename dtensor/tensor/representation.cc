@@ -36,7 +36,7 @@ class DTensorImpl final : public SizedImpl {
   DTensorImpl(c10::DispatchKeySet keys, caffe2::TypeMeta dtype, c10::Device device) : SizedImpl(keys, dtype, device) {
     extra_meta_.reset(&own_extra_meta_);
   }
-  ~DTensorImpl() override { forget_own_extra_meta(); }
+  [[gnu::hot]] ~DTensorImpl() override { forget_own_extra_meta(); }
 
   // TensorImpl's constructor makes an inference tensor inside inference mode, and a normal one outside of it; a view
   // must match its base.
@@ -122,7 +122,7 @@ void note_offload(DTensorMeta& meta) {
 using MetaPtr = c10::intrusive_ptr<DTensorMeta>;
 
 // Takes `made`, and sets what follows from its members.
-MetaPtr adopt_meta(DTensorMeta* made) {
+[[gnu::hot]] MetaPtr adopt_meta(DTensorMeta* made) {
   MetaPtr meta = MetaPtr::unsafe_steal_from_new(made);
   meta->may_need_sync = meta->arriving != nullptr || meta->storage->observer != nullptr;
   if (is_offload_used()) note_offload(*meta);
@@ -130,8 +130,8 @@ MetaPtr adopt_meta(DTensorMeta* made) {
 }
 
 // For a tensor whose storage exists already.
-MetaPtr meta_of_storage(std::shared_ptr<LocalStorage>&& storage, SpecPtr&& spec, RankTensors&& locals,
-                        std::shared_ptr<CommWork>&& arriving) {
+[[gnu::hot]] MetaPtr meta_of_storage(std::shared_ptr<LocalStorage>&& storage, SpecPtr&& spec, RankTensors&& locals,
+                                     std::shared_ptr<CommWork>&& arriving) {
   void* memory = ::operator new(sizeof(DTensorMeta));
   return adopt_meta(
       ::new (memory) DTensorMeta(std::move(spec), std::move(locals), std::move(storage), std::move(arriving), false));
@@ -148,8 +148,8 @@ struct StorageAndMeta {
 
 // Of the first tensor of a memory. `world`: as LocalStorage's constructors take it.
 template <typename WorldOrStorage>
-MetaPtr meta_of_new_memory(const WorldOrStorage& world, SpecPtr&& spec, RankTensors&& locals,
-                           std::shared_ptr<CommWork>&& arriving = nullptr) {
+[[gnu::hot]] MetaPtr meta_of_new_memory(const WorldOrStorage& world, SpecPtr&& spec, RankTensors&& locals,
+                                        std::shared_ptr<CommWork>&& arriving = nullptr) {
   auto both = std::make_shared<StorageAndMeta>(world, spec->max_local_bytes());
   void* memory = both->meta;
   LocalStorage* storage = &both->storage;
@@ -168,7 +168,7 @@ MetaPtr make_named_meta(SpecPtr spec, RankTensors locals, std::shared_ptr<LocalS
   return meta;
 }
 
-c10::intrusive_ptr<DTensorImpl> make_impl(MetaPtr&& meta) {
+[[gnu::hot]] c10::intrusive_ptr<DTensorImpl> make_impl(MetaPtr&& meta) {
   const Spec& spec = *meta->spec;
   const c10::Device device = spec.mesh().device();
   auto impl = c10::make_intrusive<DTensorImpl>(key_set(device.type()), c10::scalarTypeToTypeMeta(spec.dtype()), device);
@@ -180,14 +180,14 @@ c10::intrusive_ptr<DTensorImpl> make_impl(MetaPtr&& meta) {
 
 }  // namespace
 
-void DTensorMeta::operator delete(DTensorMeta* meta, std::destroying_delete_t) {
+[[gnu::hot]] void DTensorMeta::operator delete(DTensorMeta* meta, std::destroying_delete_t) {
   const bool is_beside = meta->is_beside_storage;
   const std::shared_ptr<const void> storage = std::move(meta->storage);  // frees `meta`, too, if that is beside it
   meta->~DTensorMeta();
   if (!is_beside) ::operator delete(meta);
 }
 
-DTensorMeta::~DTensorMeta() = default;
+[[gnu::hot]] DTensorMeta::~DTensorMeta() = default;
 
 void wait_for_locals(const DTensorMeta& meta) {
   if (!meta.arriving || meta.arriving->done()) return;
@@ -221,13 +221,13 @@ at::Tensor make_result(SpecPtr spec, RankTensors locals, std::shared_ptr<CommWor
   return result;
 }
 
-at::Tensor make_result_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals) {
+[[gnu::hot]] at::Tensor make_result_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals) {
   // Most results need nothing: asked here, since a call takes 2 % of the time of a small operator.
   if (!spec->sized_impl().is_contiguous() || !all_contiguous(locals)) match_strides(*spec, locals);
   return make_alias_of(input, std::move(spec), std::move(locals));
 }
 
-at::Tensor make_alias_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals) {
+[[gnu::hot]] at::Tensor make_alias_of(const at::Tensor& input, SpecPtr&& spec, RankTensors&& locals) {
   MetaPtr meta = meta_of_new_memory(*meta_without_sync(input).storage, std::move(spec), std::move(locals));
   meta->laid_out_by_engine = true;
   return at::Tensor(make_impl(std::move(meta)));
@@ -237,8 +237,8 @@ at::Tensor make_alias(SpecPtr spec, RankTensors locals) {
   return at::Tensor(make_impl(make_named_meta(std::move(spec), std::move(locals), nullptr, nullptr)));
 }
 
-at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
-                     std::shared_ptr<LocalStorage> storage, std::shared_ptr<CommWork> arriving) {
+[[gnu::hot]] at::Tensor make_view(SpecPtr spec, RankTensors locals, const at::Tensor& base, int64_t offset,
+                                  std::shared_ptr<LocalStorage> storage, std::shared_ptr<CommWork> arriving) {
   const bool shares = storage == nullptr;
   const DTensorMeta& of_base = meta_without_sync(base);
   if (shares) {

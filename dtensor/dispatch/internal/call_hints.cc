@@ -99,8 +99,8 @@ void find_hints(const OpInfo& info, c10::ArrayRef<const at::Tensor*> inputs, Cal
   context.scope = current_dispatch_scope().hints;
 }
 
-void append_hints(CacheKey& key, const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors, uint64_t all_facts,
-                  bool writes, bool scoped) {
+[[gnu::hot]] void append_hints(CacheKey& key, const OpInfo& info, c10::ArrayRef<const at::Tensor*> tensors,
+                               uint64_t all_facts, bool writes, bool scoped) {
   const bool changes_layout = writes && has_mutable_layout(*tensors.front());
   // Cheaper than find_hints(), which would find nothing.
   if (!scoped && (all_facts == 0 || give_no_hints(tensors)) && !reuses_partial_inputs(info, *tensors.front())) {

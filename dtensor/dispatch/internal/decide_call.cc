@@ -150,13 +150,13 @@ bool computes_as_given(const OpInfo& info, const Decision& decision) {
 
 }  // namespace
 
-CallKey::CallKey(const OpInfo& info) : resolved_(info.resolve()) {
+[[gnu::hot]] CallKey::CallKey(const OpInfo& info) : resolved_(info.resolve()) {
   words.push_back(reinterpret_cast<uintptr_t>(&resolved_));  // of this operator and generation of rules alone
   words.push_back(
       static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));  // what integers divided by integers become
 }
 
-void CallKey::add_int(size_t i, int64_t value) {
+[[gnu::hot]] void CallKey::add_int(size_t i, int64_t value) {
   words.push_back(kInt);
   if (!resolved_.value_free[i]) return words.push_back(static_cast<uint64_t>(value));
   append_class(words, value == 0 ? NumberClass::kZero : NumberClass::kOrdinary, resolved_.divisor[i]);
@@ -175,7 +175,7 @@ void CallKey::add(size_t i, const c10::IValue& value) {
   if (resolved_.value_free[i]) append_class(words, number_class(value), resolved_.divisor[i]);
 }
 
-void CallKey::add(size_t i, const at::Scalar& number) {
+[[gnu::hot]] void CallKey::add(size_t i, const at::Scalar& number) {
   if (!number.isSymbolic()) {
     if (number.type() == c10::ScalarType::Long) return add_int(i, number.toLong());
     if (number.isFloatingPoint()) return add_double(i, number.toDouble());
@@ -183,7 +183,7 @@ void CallKey::add(size_t i, const at::Scalar& number) {
   add(i, c10::IValue(number));
 }
 
-void CallKey::add(size_t i, c10::ArrayRef<int64_t> ints) {
+[[gnu::hot]] void CallKey::add(size_t i, c10::ArrayRef<int64_t> ints) {
   if (resolved_.value_free[i]) return add(i, c10::IValue(ints));
   words.push_back(kIntList);
   words.push_back(ints.size());

@@ -31,7 +31,7 @@ bool calls_are_decided_otherwise() {
   return scope.step_decider != nullptr || scope.hints.limits.any();
 }
 
-bool DirectCall::add_hints_if_ordinary(bool scoped) {
+[[gnu::hot]] bool DirectCall::add_hints_if_ordinary(bool scoped) {
   const DeviceMesh& mesh = spec_of(*tensors_[0])->mesh();
   uint64_t facts = 0;
   for (const at::Tensor* t : tensors_) {
@@ -44,7 +44,7 @@ bool DirectCall::add_hints_if_ordinary(bool scoped) {
   return true;
 }
 
-bool DirectCall::begin() {
+[[gnu::hot]] bool DirectCall::begin() {
   if (!key_.rule()) return false;
   const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
   if (scoped && (calls_are_decided_otherwise() || has_listeners())) return false;
@@ -79,7 +79,7 @@ bool is_recorded(const at::Tensor& t) {
 
 }  // namespace
 
-bool DirectCall::begin_composite(c10::DispatchKeySet keys) {
+[[gnu::hot]] bool DirectCall::begin_composite(c10::DispatchKeySet keys) {
   if (tensors_.empty()) return false;
   if (((keys & kBelowThatKey).raw_repr() & ~kOrdinaryKeys.raw_repr()) != 0) return false;
   const bool scoped = c10::ThreadLocalDebugInfo::current() != nullptr;
@@ -118,7 +118,7 @@ void DirectCall::add(size_t i, at::OptionalIntArrayRef ints) {
   add(i, *ints);
 }
 
-bool DirectCall::find_decision() {
+[[gnu::hot]] bool DirectCall::find_decision() {
   result_ = strategy_cache(spec_of(*tensors_[0])->mesh().world()).find_direct_result(key_.words);
   if (result_.spec == nullptr) return false;
   if (has_number_) count_otherwise();  // as the boxed kernel does
@@ -139,7 +139,7 @@ void DirectCall::add_context(c10::Error& e, size_t r) const {
   e.add_context(on_parts_of(call + ")", spec_of(*tensors_[0])->mesh(), r));
 }
 
-at::Tensor DirectCall::make_result(RankTensors&& locals) {
+[[gnu::hot]] at::Tensor DirectCall::make_result(RankTensors&& locals) {
   const at::Tensor& input = *tensors_[0];
   if (!info_.is_view) {
     if (!result_.shares_memory) return make_result_of(input, std::move(result_.spec), std::move(locals));

@@ -49,20 +49,20 @@ at::Tensor other_handle(const at::Tensor& part) {
 
 }  // namespace
 
-bool may_view_parts(const RankTensors& parts) { return std::all_of(parts.begin(), parts.end(), may_view); }
+[[gnu::hot]] bool may_view_parts(const RankTensors& parts) { return std::all_of(parts.begin(), parts.end(), may_view); }
 
-at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes) {
+[[gnu::hot]] at::Tensor view_part(const at::Tensor& part, c10::IntArrayRef sizes) {
   if (c10::multiply_integers(sizes) != part.numel()) return part.view(sizes);  // the program resized it: ATen's error
   auto view = unsized_view(part);
   view->set_first_sizes(sizes);
   return at::Tensor(std::move(view));
 }
 
-bool may_permute_parts(const RankTensors& parts) {
+[[gnu::hot]] bool may_permute_parts(const RankTensors& parts) {
   return std::all_of(parts.begin(), parts.end(), [](const at::Tensor& part) { return is_dense(part); });
 }
 
-at::Tensor permuted_part(const at::Tensor& part, c10::IntArrayRef order) {
+[[gnu::hot]] at::Tensor permuted_part(const at::Tensor& part, c10::IntArrayRef order) {
   if (part.dim() != static_cast<int64_t>(order.size()))
     return part.permute(order);  // the program resized it: ATen's error
   const c10::IntArrayRef sizes = part.sizes(), strides = part.strides();
@@ -76,7 +76,7 @@ at::Tensor permuted_part(const at::Tensor& part, c10::IntArrayRef order) {
   return at::Tensor(std::move(view));
 }
 
-RankTensors other_handles(const RankTensors& parts) {
+[[gnu::hot]] RankTensors other_handles(const RankTensors& parts) {
   RankTensors handles;
   handles.reserve(parts.size());
   for (const at::Tensor& part : parts) handles.push_back(other_handle(part));

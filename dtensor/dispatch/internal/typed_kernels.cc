@@ -69,7 +69,7 @@ struct TypedKernel<Op, Result(Args...)> {
   static constexpr size_t kTensors = (static_cast<size_t>(is_tensor<Args>) + ...);
   static constexpr bool kWrites = std::is_reference_v<Result>;
 
-  static Result call(c10::DispatchKeySet keys, Args... args) {
+  [[gnu::hot]] static Result call(c10::DispatchKeySet keys, Args... args) {
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
     static const OpInfo& info = op_info(op);
     const auto tensors = tensors_of<kTensors>(args...);
