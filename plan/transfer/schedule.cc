@@ -1,6 +1,7 @@
 #include "plan/transfer/schedule.h"
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 #include <utility>
 
@@ -14,11 +15,39 @@
 namespace dtensor {
 using namespace internal;
 
+namespace {
+
+// A value that is made once, under a mutex, and then read without it.
+template <typename T>
+class MadeOnce {
+ public:
+  // Calls make() if there is none yet. `is_kept`: whether a value that was made now is; else the next call makes
+  // another.
+  template <typename Make>
+  std::shared_ptr<const T> get(
+      std::mutex& mutex, const Make& make, bool (*is_kept)(const T&) = [](const T&) { return true; }) {
+    if (is_made_.load(std::memory_order_acquire)) return value_;
+    std::lock_guard<std::mutex> lock(mutex);
+    if (value_) return value_;  // another thread was first
+    std::shared_ptr<const T> made = make();
+    if (!is_kept(*made)) return made;
+    value_ = std::move(made);
+    is_made_.store(true, std::memory_order_release);
+    return value_;
+  }
+
+ private:
+  std::atomic<bool> is_made_{false};
+  std::shared_ptr<const T> value_;  // does not change any more when `is_made_` is set
+};
+
+}  // namespace
+
 struct RedistributePlan::Schedule {
-  std::mutex mutex;
-  std::shared_ptr<const PlanSchedule> schedule;  // guarded by mutex
-  std::shared_ptr<const LayoutChange> change;    // guarded by mutex
-  SpecPtr result;                                // guarded by mutex
+  std::mutex mutex;  // for making the others
+  MadeOnce<PlanSchedule> schedule;
+  MadeOnce<LayoutChange> change;
+  MadeOnce<Spec> result;
 };
 
 namespace {
@@ -218,30 +247,23 @@ const std::vector<int64_t>& owned_ranks(const Layout& layout) {
 std::shared_ptr<const PlanSchedule> schedule_of(const RedistributePlan& plan) {
   const auto make = [&] { return std::make_shared<const PlanSchedule>(make_schedule(plan)); };
   if (plan.schedule == nullptr) return make();
-  std::lock_guard<std::mutex> lock(plan.schedule->mutex);
-  if (plan.schedule->schedule) return plan.schedule->schedule;
-  auto made = make();
-  size_t messages = 0;
-  for (const StepSchedule& step : made->steps) messages += step.messages.size();
-  if (messages <= kMaxMessagesKept) plan.schedule->schedule = made;
-  return made;
+  return plan.schedule->schedule.get(plan.schedule->mutex, make, [](const PlanSchedule& made) {
+    size_t messages = 0;
+    for (const StepSchedule& step : made.steps) messages += step.messages.size();
+    return messages <= kMaxMessagesKept;
+  });
 }
 
 SpecPtr result_spec_of(const RedistributePlan& plan) {
   const auto make = [&] { return Spec::get(plan.to.mesh(), plan.to.placements(), in_own_memory(plan.tensor)); };
   if (!plan.schedule) return make();
-  std::lock_guard<std::mutex> lock(plan.schedule->mutex);
-  auto& result = plan.schedule->result;
-  if (!result) result = make();
-  return result;
+  return plan.schedule->result.get(plan.schedule->mutex, make);
 }
 
 std::shared_ptr<const LayoutChange> layout_change_of(const RedistributePlan& plan) {
-  if (!plan.schedule) return make_layout_change(plan);
-  std::lock_guard<std::mutex> lock(plan.schedule->mutex);
-  auto& change = plan.schedule->change;
-  if (!change) change = make_layout_change(plan);
-  return change;
+  const auto make = [&] { return make_layout_change(plan); };
+  if (!plan.schedule) return make();
+  return plan.schedule->change.get(plan.schedule->mutex, make);
 }
 
 }  // namespace internal
