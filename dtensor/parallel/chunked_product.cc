@@ -6,6 +6,8 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/accumulate.h>
 
+#include <functional>
+#include <optional>
 #include <utility>
 
 #include "comm/scope.h"
@@ -106,7 +108,8 @@ RankTensors new_parts(const SpecPtr& spec, const RankTensors& like) {
 }
 
 RankTensors multiply_and_scatter(const ProductPlan& plan, const ProductParts& parts, SummedDim summed,
-                                 const CommCause& cause) {
+                                 const CommCause& cause, const std::function<void()>& meanwhile) {
+  std::optional<LocalGuard> guard(std::in_place);
   const RankTensors addends = new_parts(plan.product, parts.rows);
   const MemoryHold hold(plan.product->mesh().world().memory(), plan.product->max_local_bytes());
   ChunkedExchange exchange(plan.scatter, plan.cut, addends, cause);
@@ -119,6 +122,9 @@ RankTensors multiply_and_scatter(const ProductPlan& plan, const ProductParts& pa
     reports.done(k);
     exchange.begin(k);
   }
+  guard.reset();
+  meanwhile();
+  guard.emplace();
   for (int64_t k = 0; k < plan.cut.chunks; ++k) exchange.wait(k);
   for (size_t i = 0; i < parts.biases.size(); ++i) exchange.outputs()[i].add_(parts.biases[i]);
   return exchange.outputs();
@@ -186,13 +192,25 @@ GatheredProduct gather_and_multiply(const ProductPlan& plan, const ProductParts&
 }
 
 ProductResult run_product(const ProductPlan& plan, const ProductTensors& tensors, SummedDim summed,
-                          const CommCause& cause) {
+                          const CommCause& cause, const std::function<void(const at::Tensor& rows)>& meanwhile) {
   const ProductParts parts{meta_for_read(tensors.rows).locals, meta_for_read(tensors.matrix).locals,
                            tensors.bias.defined() ? meta_for_read(tensors.bias).locals : RankTensors()};
-  const LocalGuard guard;
-  if (!plan.gather) return {tensors.rows, make_dtensor(plan.result, multiply_and_scatter(plan, parts, summed, cause))};
-  GatheredProduct product = gather_and_multiply(plan, parts, summed, cause);
-  return {make_dtensor(plan.rows, std::move(product.rows)), make_result(plan.result, std::move(product.result))};
+  ProductResult result;
+  const auto compute_meanwhile = [&] {
+    if (meanwhile) meanwhile(result.rows);
+  };
+  if (plan.gather) {
+    GatheredProduct product = [&] {
+      const LocalGuard guard;
+      return gather_and_multiply(plan, parts, summed, cause);
+    }();
+    result = {make_dtensor(plan.rows, std::move(product.rows)), make_result(plan.result, std::move(product.result))};
+    compute_meanwhile();
+  } else {
+    result.rows = tensors.rows;
+    result.result = make_dtensor(plan.result, multiply_and_scatter(plan, parts, summed, cause, compute_meanwhile));
+  }
+  return result;
 }
 
 }  // namespace dtensor::internal

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -46,9 +47,12 @@ struct ProductResult {
   at::Tensor rows;    // laid out as plan.rows
   at::Tensor result;  // laid out as plan.result
 };
-// plan.cut.chunks collectives, called `cause`. REQUIRES: with a bias, plan.result has no Partial.
+// plan.cut.chunks collectives, called `cause`. `meanwhile`, if any, is called once, with the rows as they are
+// multiplied: where results are scattered, while the last of them are under way. REQUIRES: with a bias, plan.result has
+// no Partial.
 ProductResult run_product(const ProductPlan& plan, const ProductTensors& tensors, SummedDim summed,
-                          const CommCause& cause);
+                          const CommCause& cause,
+                          const std::function<void(const at::Tensor& rows)>& meanwhile = nullptr);
 
 // The same on local tensors, where the rows are gathered. Below the distributed dispatch key.
 struct ProductParts {

@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -45,27 +46,22 @@ struct PlannedLinear {
 };
 using PlannedLinearPtr = std::shared_ptr<const PlannedLinear>;
 
-// The gradient of the product, in the layout of the product, and that of the input, in the layout that this is given
-// in.
-struct Gradients {
-  at::Tensor product, input;
-};
-
-// The exchange of forward takes place in the other direction, in chunks again.
-Gradients gradients_of_rows(const PlannedLinear& linear, const at::Tensor& grad, const at::Tensor& weight,
-                            bool of_input) {
+// The gradient of the input, in the layout that this is given in; undefined unless `of_input`. The exchange of forward
+// takes place in the other direction, in chunks again. Calls `of_parameters` once, with the gradient of the product in
+// the layout of the product.
+at::Tensor gradient_of_input(const PlannedLinear& linear, const at::Tensor& grad, const at::Tensor& weight,
+                             bool of_input, const std::function<void(const at::Tensor& product)>& of_parameters) {
   const Placements product = without_partials(linear.plan.product->placements()),
                    input = without_partials(linear.input->placements());
   const auto plan =
       of_input ? plan_product(spec_of(grad), product, *spec_of(weight), SummedDim::kFirst, input, linear.max_chunks)
                : std::nullopt;
-  if (plan) {
-    const ProductResult result = run_product(*plan, {grad, weight, {}}, SummedDim::kFirst, linear.cause);
-    return {result.rows, result.result};
-  }
-  Gradients gradients{redistribute_as(grad, product, linear.cause), {}};
-  if (of_input) gradients.input = redistribute_as(at::matmul(gradients.product, weight), input, linear.cause);
-  return gradients;
+  if (plan) return run_product(*plan, {grad, weight, {}}, SummedDim::kFirst, linear.cause, of_parameters).result;
+  const at::Tensor of_product = redistribute_as(grad, product, linear.cause);
+  at::Tensor result;
+  if (of_input) result = redistribute_as(at::matmul(of_product, weight), input, linear.cause);
+  of_parameters(of_product);
+  return result;
 }
 
 struct OverlappedLinearFn : torch::autograd::Function<OverlappedLinearFn> {
@@ -94,11 +90,12 @@ struct OverlappedLinearFn : torch::autograd::Function<OverlappedLinearFn> {
     const at::Tensor grad = redistribute_as(distributed_gradient(grads[0], out->mesh()),
                                             without_partials(out->placements()), linear->cause);
     const bool of_input = ctx->needs_input_grad(0);
-    const Gradients gradients = gradients_of_rows(*linear, grad, of_input ? as_multiplied(weight) : weight, of_input);
-    result[0] = gradients.input;
-    const at::Tensor by_row = gradients.product.reshape({-1, gradients.product.size(-1)});
-    if (ctx->needs_input_grad(1)) result[1] = by_row.t().mm(rows.reshape({-1, rows.size(-1)}));
-    if (linear->biased && ctx->needs_input_grad(2)) result[2] = by_row.sum(0);
+    const auto of_parameters = [&](const at::Tensor& product) {
+      const at::Tensor by_row = product.reshape({-1, product.size(-1)});
+      if (ctx->needs_input_grad(1)) result[1] = by_row.t().mm(rows.reshape({-1, rows.size(-1)}));
+      if (linear->biased && ctx->needs_input_grad(2)) result[2] = by_row.sum(0);
+    };
+    result[0] = gradient_of_input(*linear, grad, of_input ? as_multiplied(weight) : weight, of_input, of_parameters);
     return result;
   }
 };

@@ -80,6 +80,30 @@ void check_held_back(const std::string& name, const ParallelStyle& style, const 
   CHECK(torch::allclose(full_tensor(out), plain(values({1, 16, 8}))));
 }
 
+// Backward of a column-wise layer, whose gradients of rows are reduced and scattered.
+void check_held_back_backward(const std::string& name, int held, int products) {
+  const DeviceMesh mesh(job_world(), {job_world().size()}, {"tp"});
+  nn::Linear linear = make_linear(), plain = make_linear();
+  parallelize_module(*linear, mesh, {{"", ColwiseParallel()}});
+  const Tensor plain_x = values({1, 16, 8}).requires_grad_(),
+               x = distribute_tensor(values({1, 16, 8}), mesh, {Shard(1)}).requires_grad_();
+  plain(plain_x).sin().sum().backward();
+  Tensor loss;
+  {
+    const OverlapCommunication scope({.chunks = 4});
+    loss = linear(x).sin().sum();
+  }
+  {
+    const HeldBack held_back(name, held, products);
+    loss.backward();
+    CHECK(held_back.was_raised());
+    CHECK(held_back.num_exchanges() == 4);
+  }
+  CHECK(torch::allclose(full_tensor(x.grad()), plain_x.grad()));
+  CHECK(torch::allclose(full_tensor(linear->weight.grad()), plain->weight.grad()));
+  CHECK(torch::allclose(full_tensor(linear->bias.grad()), plain->bias.grad()));
+}
+
 }  // namespace
 
 TEST_CASE("overlap: a chunk is multiplied while the next one has not been gathered") {
@@ -89,6 +113,10 @@ TEST_CASE("overlap: a chunk is multiplied while the next one has not been gather
 
 TEST_CASE("overlap: chunks are multiplied while those before have not been reduced") {
   check_held_back("all products", RowwiseParallel({.output = Shard(1)}), {Shard(2)}, /*held=*/0, /*products=*/4);
+}
+
+TEST_CASE("overlap: the gradient of the weight is computed while no gradient of rows has been reduced") {
+  check_held_back_backward("gradient of the weight", /*held=*/0, /*products=*/5);
 }
 
 }  // namespace dtensor
