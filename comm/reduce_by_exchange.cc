@@ -45,8 +45,33 @@ ExchangeStep reduce_scatter_by_exchange(const RankGroups& group, int64_t rank, a
   return step;
 }
 
+namespace {
+
+// Every member's sums, one per result, go to all others. The member's own ones are views of its results already.
+ExchangeStep exchange_of_sums(absl::Span<const int64_t> members, int64_t position,
+                              const std::vector<at::Tensor>& results, Pieces sums) {
+  const auto n = static_cast<int64_t>(members.size());
+  const int64_t rank = members[position];
+  ExchangeStep step{{}, {std::move(sums)}, RankPieces(1), [] {}};
+  for (size_t k = 0; k < results.size(); ++k) {
+    const auto tensor = static_cast<int64_t>(k);
+    step.outputs[0].push_back(results[k].view({-1}));
+    const int64_t numel = results[k].numel();
+    const IndexRange mine = chunk(numel, n, position);
+    for (int64_t p = 0; p < n; ++p) {
+      if (p == position) continue;
+      const IndexRange part = chunk(numel, n, p);
+      if (mine.size > 0) step.messages.push_back({rank, members[p], tensor, tensor, {{0}, {mine.begin}, {mine.size}}});
+      if (part.size > 0) step.messages.push_back({members[p], rank, tensor, tensor, {{0}, {part.begin}, {part.size}}});
+    }
+  }
+  return step;
+}
+
+}  // namespace
+
 AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t position,
-                                      const std::vector<at::Tensor>& inputs, ReduceOp op) {
+                                      const std::vector<at::Tensor>& inputs, ReduceOp op, bool inputs_stay) {
   const auto n = static_cast<int64_t>(members.size());
   const int64_t rank = members[position];
   AllReduceSteps plan;
@@ -62,24 +87,31 @@ AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t
     return small ? IndexRange{0, t.numel()} : chunk(t.numel(), n, p);
   };
 
-  Pieces& addends = first.outputs[0];
-  Pieces sums;  // of this rank's parts
+  Pieces addends;  // per tensor, of every member
+  Pieces sums;     // of this rank's parts, where they are in the results
+  Pieces& outputs = first.outputs[0];
   for (size_t k = 0; k < inputs.size(); ++k) {
     const auto tensor = static_cast<int64_t>(k);
     const at::Tensor& t = first.inputs[0][k];
     const IndexRange mine = part_of(t, position);
     for (int64_t p = 0; p < n; ++p) {
       const IndexRange part = part_of(t, p);
-      const auto to_me = static_cast<int64_t>(addends.size());
-      addends.push_back(at::empty({mine.size}, t.options()));
       if (part.size > 0 && p != position) {
         first.messages.push_back({rank, members[p], tensor, 0, {{part.begin}, {0}, {part.size}}});
       }
-      if (mine.size > 0) first.messages.push_back({members[p], rank, tensor, to_me, {{mine.begin}, {0}, {mine.size}}});
+      if (p == position && inputs_stay) {
+        addends.push_back(t.narrow(0, mine.begin, mine.size));
+        continue;
+      }
+      addends.push_back(at::empty({mine.size}, t.options()));
+      if (mine.size == 0) continue;
+      const auto to_me = static_cast<int64_t>(outputs.size());
+      outputs.push_back(addends.back());
+      first.messages.push_back({members[p], rank, tensor, to_me, {{mine.begin}, {0}, {mine.size}}});
     }
-    sums.push_back(small ? plan.results[k].view({-1}) : at::empty({mine.size}, t.options()));
+    sums.push_back(plan.results[k].view({-1}).narrow(0, mine.begin, mine.size));
   }
-  first.then = [sums, addends, n, op] {
+  first.then = [sums, addends = std::move(addends), n, op] {
     for (size_t k = 0; k < sums.size(); ++k) {
       reduce_in_order({sums[k]}, absl::MakeConstSpan(addends).subspan(k * n, n), op);
     }
@@ -87,35 +119,20 @@ AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t
   plan.steps.push_back(std::move(first));
   if (small) return plan;
 
-  ExchangeStep second{{}, {std::move(sums)}, RankPieces(1), [] {}};
-  for (size_t k = 0; k < inputs.size(); ++k) {
-    const auto tensor = static_cast<int64_t>(k);
-    second.outputs[0].push_back(plan.results[k].view({-1}));
-    const int64_t numel = inputs[k].numel();
-    const IndexRange mine = chunk(numel, n, position);
-    for (int64_t p = 0; p < n; ++p) {
-      const IndexRange part = chunk(numel, n, p);
-      if (mine.size > 0 && p != position) {
-        second.messages.push_back({rank, members[p], tensor, tensor, {{0}, {mine.begin}, {mine.size}}});
-      }
-      if (part.size > 0)
-        second.messages.push_back({members[p], rank, tensor, tensor, {{0}, {part.begin}, {part.size}}});
-    }
-  }
-  plan.steps.push_back(std::move(second));
+  plan.steps.push_back(exchange_of_sums(members, position, plan.results, std::move(sums)));
   return plan;
 }
 
 int64_t all_reduce_by_exchange_bytes(at::ScalarType dtype, ReduceOp op, int64_t bytes, int64_t group_size) {
   const auto item = static_cast<int64_t>(c10::elementSize(dtype));
   const bool small = bytes * group_size <= kSmallAllReduceBytes;
-  // For the first rank's sum, which has the largest part: the addends of all, and either the messages or the memory of
-  // reduce_in_order(). The second exchange needs less, as the addends are freed.
+  // For the first rank's sum, which has the largest part: the addends of the others, the messages, which the backend's
+  // thread may release late, and the memory of reduce_in_order(). The second exchange needs less, as the addends are
+  // freed.
   const int64_t part = small ? bytes : chunk(bytes / item, group_size, 0).size * item;
-  const int64_t sum = small ? 0 : part;  // of little data the result itself
   const int64_t sent = small ? (group_size - 1) * bytes : bytes - part, received = (group_size - 1) * part;
   const int64_t reducing = part / item * reduce_in_order_bytes(dtype, op);
-  return group_size * part + sum + std::max(sent + received, reducing);
+  return received + sent + received + reducing;
 }
 
 int64_t reduction_scratch_bytes(CommBackend backend, Collective c, at::ScalarType dtype, ReduceOp op, int64_t bytes,

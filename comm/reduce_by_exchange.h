@@ -29,11 +29,12 @@ struct AllReduceSteps {
   std::vector<at::Tensor> results;
   std::vector<ExchangeStep> steps;
 };
-// For the member at `position`.
+// For the member at `position`. `inputs_stay`: the program cannot write to the inputs before the steps are done, so
+// that they are reduced where they are; else they are copied.
 AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t position,
-                                      const std::vector<at::Tensor>& inputs, ReduceOp op);
-// Bytes that this holds at once on the rank that needs most, besides inputs and results: the messages, packed, and what
-// is reduced. `bytes`: of the inputs of a rank.
+                                      const std::vector<at::Tensor>& inputs, ReduceOp op, bool inputs_stay);
+// Bytes that this holds at once on the rank that needs most if the inputs stay, besides inputs and results: the
+// messages, packed, and what is reduced. `bytes`: of the inputs of a rank.
 int64_t all_reduce_by_exchange_bytes(at::ScalarType dtype, ReduceOp op, int64_t bytes, int64_t group_size);
 
 // Communicator::scratch_bytes() of processes that reduce as backend_capabilities.h says of `backend`, and by exchanges

@@ -95,7 +95,8 @@ class C10dCommunicator final : public Communicator {
     if (rest.empty()) return results;
     std::vector<at::Tensor> tensors;
     for (size_t k : rest) tensors.push_back(inputs[0][k]);
-    AllReduceSteps plan = all_reduce_by_exchange(link.members, link.position, tensors, op);
+    AllReduceSteps plan =
+        all_reduce_by_exchange(link.members, link.position, tensors, op, /*inputs_stay=*/!link_call.is_async());
     for (size_t i = 0; i < rest.size(); ++i) results[0][rest[i]] = plan.results[i];
     run_all_reduce(link_call, std::move(plan));
     return results;

@@ -83,6 +83,7 @@ void run_exchange(const LinkCall& call, absl::Span<const Message> messages, cons
   add_stages(stages, exchange);
   run_stages(call, std::move(stages), [exchange, then = std::move(then)] {
     exchange->packed->unpack();
+    exchange->packed.reset();  // its messages are not needed any more
     then();
   });
 }
@@ -105,8 +106,8 @@ void run_all_reduce(const LinkCall& call, AllReduceSteps plan) {
   add_stages(stages, first);
   add_stages(stages, second, [first, second, steps, pack] {
     first->packed->unpack();
-    (*steps)[0].then();
     first->packed.reset();
+    (*steps)[0].then();
     (*steps)[0] = {};  // its addends are not needed any more
     second->packed = pack((*steps)[1]);
   });

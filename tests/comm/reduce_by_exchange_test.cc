@@ -31,20 +31,18 @@ int64_t measured(int64_t numel, at::ScalarType dtype, ReduceOp op, int64_t n) {
   std::iota(members.begin(), members.end(), 0);
   const auto memory = std::make_shared<testing::AllocatedMemory>();
   const c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, memory);
-  AllReduceSteps plan = all_reduce_by_exchange(members, 0, {input}, op);
+  AllReduceSteps plan = all_reduce_by_exchange(members, 0, {input}, op, /*inputs_stay=*/true);
   for (ExchangeStep& step : plan.steps) {
-    {
-      int64_t sent = 0, received = 0;
-      for (const Message& m : step.messages) {
-        if (m.sender == m.receiver) continue;
-        if (m.sender == 0) {
-          sent += bytes_of(m, step.inputs[0][m.input]);
-        } else {
-          received += bytes_of(m, step.outputs[0][m.output]);
-        }
+    int64_t sent = 0, received = 0;
+    for (const Message& m : step.messages) {
+      if (m.sender == m.receiver) continue;
+      if (m.sender == 0) {
+        sent += bytes_of(m, step.inputs[0][m.input]);
+      } else {
+        received += bytes_of(m, step.outputs[0][m.output]);
       }
-      const at::Tensor send = at::empty({sent}, at::kByte), receive = at::empty({received}, at::kByte);
     }
+    const at::Tensor send = at::empty({sent}, at::kByte), receive = at::empty({received}, at::kByte);
     for (const at::Tensor& t : step.outputs[0]) t.zero_();  // as if it had come
     step.then();
     step = {};
@@ -60,7 +58,11 @@ TEST_CASE("reduce by exchange: an all_reduce needs the stated memory", "[comm][s
         for (int64_t numel : {int64_t{64}, kSmallAllReduceBytes / item / n, int64_t{100'001}}) {
           CAPTURE(c10::toString(dtype), to_string(op), n, numel);
           const int64_t result = numel * item;
-          CHECK(measured(numel, dtype, op, n) == result + all_reduce_by_exchange_bytes(dtype, op, numel * item, n));
+          const int64_t more =
+              measured(numel, dtype, op, n) - result - all_reduce_by_exchange_bytes(dtype, op, numel * item, n);
+          const bool turned_over = op == ReduceOp::kMax && (dtype == at::kUInt16 || dtype == at::kUInt64);
+          CHECK(more >= 0);
+          CHECK(more <= (turned_over ? 16 : 0));  // ATen makes a tensor of a number
         }
       }
     }
@@ -76,7 +78,7 @@ TEST_CASE("reduce by exchange: the table determines the memory of a reduction", 
   CHECK(of(CommBackend::kNccl, at::kShort, ReduceOp::kSum, 2000) == 4000);  // 1000 elements, widened
   CHECK(of(CommBackend::kNccl, at::kComplexFloat, ReduceOp::kProduct, 8000) ==
         all_reduce_by_exchange_bytes(at::kComplexFloat, ReduceOp::kProduct, 8000, 4));
-  CHECK(of(CommBackend::kGloo, at::kFloat, ReduceOp::kSum, 4000) == 4 * 4000 + 2 * 3 * 4000);  // addends and messages
+  CHECK(of(CommBackend::kGloo, at::kFloat, ReduceOp::kSum, 4000) == 3 * 4000 + 2 * 3 * 4000);  // addends and messages
   CHECK(reduction_scratch_bytes(CommBackend::kGloo, Collective::kReduceScatter, at::kHalf, ReduceOp::kSum, 2, 4) == 8);
   CHECK(reduction_scratch_bytes(CommBackend::kNccl, Collective::kReduceScatter, at::kFloat, ReduceOp::kSum, 4, 4) == 0);
 }

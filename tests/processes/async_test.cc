@@ -3,6 +3,7 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
 
 #include <chrono>
@@ -59,6 +60,22 @@ TEST_CASE("async: a small all-reduce returns before the other rank has made it")
 TEST_CASE("async: a large all-reduce returns before the other rank has made it") {
   const auto x = redistribute(distribute_tensor(addends(10000), job_mesh(), {Replicate()}), {Partial()});
   check_returns_first("much", x, {Replicate()}, "all_reduce");
+}
+
+TEST_CASE("async: an all-reduce has read its input when the call returns") {
+  const DeviceMesh mesh = job_mesh();
+  for (const int64_t rows : {12, 10000}) {
+    RankFlag written("written " + std::to_string(rows));
+    const at::Tensor own = addends(rows).add(own_rank());
+    const auto x = from_local({own}, mesh, {Partial()});
+    if (own_rank() != 0) REQUIRE(written.wait(std::chrono::seconds(20)));
+    const at::Tensor y = redistribute(x, {Replicate()}, {.async_op = true});
+    own.zero_();
+    if (own_rank() == 0) written.raise();
+    at::Tensor sum = at::zeros_like(own);
+    for (int64_t rank = 0; rank < mesh.size(); ++rank) sum.add_(addends(rows).add(rank));
+    CHECK(at::equal(to_local(y)[0], sum));
+  }
 }
 
 TEST_CASE("async: local steps after the last exchange do not delay the call") {
