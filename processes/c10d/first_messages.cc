@@ -11,41 +11,49 @@
 namespace dtensor::internal {
 namespace {
 
-// A part of up to 1000 bytes costs one message, as it does without this.
-constexpr int64_t kMessageBytes = 1024;
+// Bytes of a part that a message can have, in a group of `size` ranks. Parts that fit cost one exchange, others two.
+// But every call sends messages of this size, to all others: in large groups they are small.
+int64_t room_for_part(size_t size) {
+  constexpr int64_t kMost = 8 << 10, kLeast = 1 << 10, kOfAllMessages = 64 << 10;
+  return std::clamp(kOfAllMessages / static_cast<int64_t>(size), kLeast, kMost);
+}
 
 struct Header {
   uint64_t fingerprint;
   int64_t bytes;  // from this sender to this receiver
   int64_t large;  // 1: some part of the sender's does not fit a message
 };
-constexpr int64_t kRoom = kMessageBytes - static_cast<int64_t>(sizeof(Header));
 
-Header header_at(const at::Tensor& messages, int64_t position) {
+const uint8_t* message_of(const at::Tensor& messages, int64_t position) {
+  return messages.const_data_ptr<uint8_t>() + position * messages.size(1);
+}
+
+Header header_of(const at::Tensor& messages, int64_t position) {
   Header header;
-  std::memcpy(&header, messages.const_data_ptr<uint8_t>() + position * kMessageBytes, sizeof header);
+  std::memcpy(&header, message_of(messages, position), sizeof header);
   return header;
 }
 
-bool fits(const std::vector<int64_t>& bytes) {
-  return std::all_of(bytes.begin(), bytes.end(), [](int64_t b) { return b <= kRoom; });
+bool fit(const std::vector<int64_t>& parts, int64_t room) {
+  return std::all_of(parts.begin(), parts.end(), [&](int64_t bytes) { return bytes <= room; });
 }
 
 }  // namespace
 
 FirstMessages::FirstMessages(const CallMark& mark, const PackedExchange& packed) {
   const auto n = static_cast<int64_t>(mark.members.size());
-  send = at::empty({n * kMessageBytes}, at::kByte);
-  receive = at::empty({n * kMessageBytes}, at::kByte);
-  const bool all = fits(packed.send_bytes) && fits(packed.receive_bytes);
+  const int64_t room = room_for_part(mark.members.size()), message_bytes = room + static_cast<int64_t>(sizeof(Header));
+  send = at::empty({n, message_bytes}, at::kByte);
+  receive = at::empty({n, message_bytes}, at::kByte);
+  const bool all = fit(packed.send_bytes, room) && fit(packed.receive_bytes, room);
   uint8_t* message = send.mutable_data_ptr<uint8_t>();
   const uint8_t* data = packed.send.const_data_ptr<uint8_t>();
-  for (int64_t p = 0; p < n; ++p, message += kMessageBytes) {
+  for (int64_t p = 0; p < n; ++p, message += message_bytes) {
     const Header header{mark.fingerprint, packed.send_bytes[p], all ? 0 : 1};
     std::memcpy(message, &header, sizeof header);
     const int64_t bytes = all ? packed.send_bytes[p] : 0;
     if (bytes > 0) std::memcpy(message + sizeof header, data, bytes);
-    std::memset(message + sizeof header + bytes, 0, kRoom - bytes);  // no memory of this process leaves it by chance
+    std::memset(message + sizeof header + bytes, 0, room - bytes);  // no memory of this process leaves it by chance
     data += bytes;
   }
 }
@@ -53,19 +61,19 @@ FirstMessages::FirstMessages(const CallMark& mark, const PackedExchange& packed)
 void FirstMessages::check(Job& job, const CallMark& mark, const PackedExchange& packed) const {
   const auto n = static_cast<int64_t>(mark.members.size());
   std::vector<int64_t> fingerprints(n);
-  for (int64_t p = 0; p < n; ++p) fingerprints[p] = static_cast<int64_t>(header_at(receive, p).fingerprint);
+  for (int64_t p = 0; p < n; ++p) fingerprints[p] = static_cast<int64_t>(header_of(receive, p).fingerprint);
   check_equal(job, fingerprints, mark.sequence, absl::StrCat("is about to make ", mark.what), mark.members,
               mark.position, mark.group_key, mark.group);
   // The same call of the same tensors, but parts that do not fit. Only this rank and the other know.
   std::vector<int64_t> misfits;
   for (int64_t p = 0; p < n; ++p) {
-    if (header_at(receive, p).bytes != packed.receive_bytes[p]) misfits.push_back(p);
+    if (header_of(receive, p).bytes != packed.receive_bytes[p]) misfits.push_back(p);
   }
   if (misfits.empty()) return;
   const int64_t p = misfits[0];
   const bool mine = static_cast<int64_t>(misfits.size()) * 2 > n - 1 && n > 2;
   job.fail_as(mine ? job.rank() : mark.members[p],
-              absl::StrCat("rank ", mark.members[p], " has ", header_at(receive, p).bytes, " B for rank ", job.rank(),
+              absl::StrCat("rank ", mark.members[p], " has ", header_of(receive, p).bytes, " B for rank ", job.rank(),
                            ", which expects ", packed.receive_bytes[p], " B, in ", mark.what,
                            ": a rank's part has another size than its layout says; from_local() with run_check = true ",
                            "finds out which"));
@@ -73,8 +81,8 @@ void FirstMessages::check(Job& job, const CallMark& mark, const PackedExchange& 
 }
 
 bool FirstMessages::hold_all() const {
-  for (int64_t p = 0; p < receive.numel() / kMessageBytes; ++p) {
-    if (header_at(receive, p).large != 0) return false;
+  for (int64_t p = 0; p < receive.size(0); ++p) {
+    if (header_of(receive, p).large != 0) return false;
   }
   return true;
 }
@@ -83,7 +91,7 @@ void FirstMessages::copy_to(PackedExchange& packed) const {
   uint8_t* to = packed.receive.mutable_data_ptr<uint8_t>();
   for (size_t p = 0; p < packed.receive_bytes.size(); ++p) {
     const int64_t bytes = packed.receive_bytes[p];
-    if (bytes > 0) std::memcpy(to, receive.const_data_ptr<uint8_t>() + p * kMessageBytes + sizeof(Header), bytes);
+    if (bytes > 0) std::memcpy(to, message_of(receive, p) + sizeof(Header), bytes);
     to += bytes;
   }
 }

@@ -1,6 +1,6 @@
-// The first messages of each collective on CPU, before any data whose size only the sender knows: of a fixed size, to
-// every other member of the group, with a fingerprint of the call and the number of bytes that will follow. They
-// contain small parts, so that these need no further message.
+// The first messages of each collective on CPU, before any data whose size only the sender knows. Each goes to one
+// other member of the group, with a fingerprint of the call and the number of bytes that will follow. Their size
+// follows from the number of members. They contain small parts, so that these need no further message.
 //
 // A backend that gets more or fewer bytes than it expects may end the process; this detects the mismatch first.
 #pragma once
@@ -31,7 +31,7 @@ class FirstMessages {
   // The parts of `packed`, as far as messages can hold them: nothing if a part is too large.
   FirstMessages(const CallMark& mark, const PackedExchange& packed);
 
-  // For an alltoall_base of even parts.
+  // For an alltoall_base of even parts: a row for each member.
   at::Tensor send, receive;
 
   // Call when `receive` has arrived. Errors, the same on all ranks, which end the job: the ranks make different calls,

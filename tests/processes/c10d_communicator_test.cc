@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "comm/communicator.h"
+#include "processes/c10d/first_messages.h"
 #include "tests/processes/job_world.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/test_ranks.h"
@@ -72,6 +73,66 @@ TEST_CASE("reductions of every dtype and operation") {
           });
         }
       }
+    }
+  }
+}
+
+TEST_CASE("parts around the size that goes with the comparison of calls") {
+  for (const auto& shape : mesh_shapes()) {
+    for (const int64_t first : {1000, 8190, 8191, 8192, 8193}) {
+      CAPTURE(shape, first);
+      check_same(shape, 0, [&](const CommCall& call, Communicator& comm) {  // a byte more for each position
+        RankPieces inputs;
+        for (int64_t rank : call.ranks) {
+          auto& pieces = inputs.emplace_back();
+          for (int64_t p = 0; p < call.group->size; ++p) pieces.push_back(values({first + p}, at::kByte, rank + p));
+        }
+        return as_pieces(comm.reduce_scatter(call, inputs, ReduceOp::kSum));
+      });
+      check_same(shape, 0, [&](const CommCall& call, Communicator& comm) {  // only one rank receives
+        RankTensors inputs;
+        for (int64_t rank : call.ranks) inputs.push_back(values({first}, at::kByte, rank));
+        return comm.gather(call, inputs, 1);
+      });
+    }
+  }
+}
+
+// The first messages of every member of a group of `size` ranks, of which rank 0 sends each other one a part of
+// `bytes`.
+std::vector<FirstMessages> first_messages(int64_t size, int64_t bytes, std::vector<PackedExchange>& packed) {
+  const DeviceMesh mesh(World::abstract(size), {size});
+  std::vector<FirstMessages> messages;
+  std::vector<Message> parts;
+  for (int64_t r = 1; r < size; ++r) parts.push_back({0, r, r, 0, {{0}, {0}, {bytes}}});
+  CallMark mark;
+  mark.members = mesh.get_group(0).members[0];
+  for (int64_t rank = 0; rank < size; ++rank) {
+    RankPieces in(1), out(1);
+    for (int64_t r = 0; rank == 0 && r < size; ++r) in[0].push_back(values({bytes}, at::kByte, r));
+    out[0].push_back(at::empty({bytes}, at::kByte));
+    packed.emplace_back(mesh.get_group(0), rank, c10::Device(c10::kCPU), parts, in, out);
+    mark.position = rank;
+    messages.emplace_back(mark, packed.back());
+  }
+  for (int64_t to = 0; to < size; ++to) {  // as if they had been exchanged
+    for (int64_t from = 0; from < size; ++from) messages[to].receive[from].copy_(messages[from].send[to]);
+  }
+  return messages;
+}
+
+TEST_CASE("first messages have room for a part, which is smaller in large groups") {
+  const auto [size, room] = GENERATE(Catch::Generators::table<int64_t, int64_t>(
+      {{2, 8192}, {8, 8192}, {9, 64 * 1024 / 9}, {32, 2048}, {64, 1024}, {100, 1024}}));
+  CAPTURE(size, room);
+  for (const int64_t bytes : {room, room + 1}) {
+    std::vector<PackedExchange> packed;
+    const std::vector<FirstMessages> messages = first_messages(size, bytes, packed);
+    for (int64_t rank = 0; rank < size; ++rank) {
+      REQUIRE(messages[rank].hold_all() == (bytes <= room));  // ranks agree, also those that get nothing large
+      if (rank == 0 || bytes > room) continue;
+      messages[rank].copy_to(packed[rank]);
+      REQUIRE(at::equal(packed[rank].receive, values({bytes}, at::kByte, rank)));
     }
   }
 }
