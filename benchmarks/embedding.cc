@@ -66,6 +66,13 @@ const std::vector<Case> kCases = {
     {1024, 32000, 4, 64, at::kFloat, 4, 0, 0, 0},
 };
 
+// Tokens of decoding, one of each sequence, forward alone. The ids are of one part after the other, the own one first.
+const std::vector<Case> kDecodeCases = {
+    {1, 128256, 8, 4096, at::kBFloat16, 4, 0, 0, 0},
+    {8, 128256, 8, 4096, at::kBFloat16, 4, 0, 0, 0},
+    {64, 128256, 8, 4096, at::kBFloat16, 4, 0, 0, 0},
+};
+
 // As Case, for bags of `ids_per_bag` ids each. No gates: where the rows are larger than the caches, their memory limits
 // both.
 struct BagCase {
@@ -186,19 +193,29 @@ void report(dtensor::benchmarks::Gates& gates, const std::string& what, const Fi
   if (memory > 0) gates.at_most(what + ": time / time of the memory", f.memory, memory);
 }
 
+std::string name_of(const Case& c) {
+  return std::to_string(c.ids) + (c.ids == 1 ? " id" : " ids") + ", rows 1/" + std::to_string(c.parts) + " of " +
+         std::to_string(c.rows) + " x " + std::to_string(c.features) + " " + c10::toString(c.dtype);
+}
+
 int run() {
   dtensor::benchmarks::keep_released_memory();
   at::set_num_threads(1);
   const c10::InferenceMode inference;
   dtensor::benchmarks::Gates gates;
+  const auto integers = at::TensorOptions(at::kLong).device(device());
   for (const Case& c : device().is_cpu() ? kCases : kGpuCases) {
     const int64_t size = c.rows / c.parts;
-    const at::Tensor ids = at::randint(c.rows, {c.ids}, at::TensorOptions(at::kLong).device(device()));
+    const at::Tensor ids = at::randint(c.rows, {c.ids}, integers);
     const int64_t own_ids = ids.ge(size).logical_and(ids.lt(2 * size)).sum().item<int64_t>();
-    const std::string what = std::to_string(c.ids) + " ids, rows 1/" + std::to_string(c.parts) + " of " +
-                             std::to_string(c.rows) + " x " + std::to_string(c.features) + " " + c10::toString(c.dtype);
-    report(gates, what + ", forward", measure_forward(c, ids, own_ids), c.forward_speedup, c.forward_memory);
-    report(gates, what + ", backward", measure_backward(c, ids, own_ids), c.backward_speedup, c.backward_memory);
+    report(gates, name_of(c) + ", forward", measure_forward(c, ids, own_ids), c.forward_speedup, c.forward_memory);
+    report(gates, name_of(c) + ", backward", measure_backward(c, ids, own_ids), c.backward_speedup, c.backward_memory);
+  }
+  for (const Case& c : device().is_cpu() ? kDecodeCases : std::vector<Case>()) {
+    const int64_t size = c.rows / c.parts, own_ids = (c.ids + c.parts - 1) / c.parts;
+    const at::Tensor part = at::arange(1, c.ids + 1, integers).remainder_(c.parts);
+    const at::Tensor ids = at::randint(size, {c.ids}, integers).add_(part, size);
+    report(gates, name_of(c) + ", forward", measure_forward(c, ids, own_ids), c.forward_speedup, c.forward_memory);
   }
   for (const BagCase& c : kBagCases) {
     const std::string what = std::to_string(c.bags) + " bags of " + std::to_string(c.ids_per_bag) + ", rows 1/" +

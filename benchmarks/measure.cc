@@ -1,7 +1,9 @@
 #include "benchmarks/measure.h"
 
+#include <c10/core/CPUAllocator.h>
 #include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
 #include <malloc.h>
 #include <time.h>
 #include <unistd.h>
@@ -10,7 +12,11 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
+#include <mutex>
+
+#include "absl/container/flat_hash_map.h"
 
 namespace dtensor::benchmarks {
 namespace {
@@ -57,11 +63,53 @@ __attribute__((noinline)) void reported_call(const Call& call) {
   asm volatile("");
 }
 
+class ReusedMemory final : public c10::Allocator {
+ public:
+  // Lives as long as the process.
+  static ReusedMemory& instance() {
+    static auto* const memory = new ReusedMemory();
+    return *memory;
+  }
+  c10::DataPtr allocate(size_t bytes) override {
+    const std::lock_guard lock(mutex_);
+    auto& blocks = free_[bytes];
+    if (blocks.empty()) {
+      void* const memory = std::aligned_alloc(c10::gAlignment, (bytes / c10::gAlignment + 1) * c10::gAlignment);
+      TORCH_CHECK(memory != nullptr, "no memory for ", bytes, " bytes");
+      bytes_of_[memory] = bytes;
+      blocks.push_back(memory);
+    }
+    void* const memory = blocks.back();
+    blocks.pop_back();
+    return {memory, memory, &release, c10::Device(c10::kCPU)};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
+
+ private:
+  static void release(void* memory) {
+    ReusedMemory& self = instance();
+    const std::lock_guard lock(self.mutex_);
+    self.free_[self.bytes_of_.at(memory)].push_back(memory);
+  }
+
+  std::mutex mutex_;
+  absl::flat_hash_map<size_t, std::vector<void*>> free_;  // by size
+  absl::flat_hash_map<void*, size_t> bytes_of_;
+};
+
 }  // namespace
 
 double median(std::vector<double> values) {
   std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
   return values[values.size() / 2];
+}
+
+double time_calls(const Call& call) {
+  call(), call();
+  std::vector<double> times;
+  for (double spent = 0; spent < 0.1 || times.size() < 9; spent += times.back()) times.push_back(time_turn(call, 1));
+  return median(std::move(times));
 }
 
 PairedTimes time_pairs(const Call& ours, const Call& theirs, int pairs) {
@@ -134,6 +182,8 @@ void keep_released_memory() {
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, -1);
 }
+
+void keep_memory_of_tensors() { c10::SetCPUAllocator(&ReusedMemory::instance(), /*priority=*/1); }
 
 int64_t resident_bytes() {
   std::ifstream statm("/proc/self/statm");

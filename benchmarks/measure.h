@@ -13,6 +13,9 @@ namespace dtensor::benchmarks {
 // The median, for figures of repeated calls. REQUIRES: there are values.
 double median(std::vector<double> values);
 
+// Seconds of a call: the median of as many as fit a tenth of a second, of at least 9. Two first calls do not count.
+double time_calls(const std::function<void()>& call);
+
 // Two ways of doing the same, called by turns.
 struct PairedTimes {
   double ours = 0;    // microseconds of a call, the median
@@ -41,6 +44,10 @@ void count_instructions(const std::string& what, const std::function<void()>& ca
 // From now on malloc() uses released memory again, as docs/performance.md recommends for a program: otherwise glibc
 // maps and clears large blocks each time, which would hide what is measured.
 void keep_released_memory();
+
+// From now on memory that a tensor on the CPU releases goes to the next tensor of the same size, and is never given
+// back. So a call that allocates its results can be compared with one whose buffers are there before.
+void keep_memory_of_tensors();
 
 // Bytes of this process in physical memory.
 int64_t resident_bytes();
