@@ -63,6 +63,8 @@ __attribute__((noinline)) void reported_call(const Call& call) {
   asm volatile("");
 }
 
+// The allocator of keep_memory_of_tensors(). A block's context is its address, as callers of raw_allocate() need, so
+// its size is looked up. Threads of Gloo release tensors, too, hence the mutex.
 class ReusedMemory final : public c10::Allocator {
  public:
   // Lives as long as the process.

@@ -46,7 +46,8 @@ void count_instructions(const std::string& what, const std::function<void()>& ca
 void keep_released_memory();
 
 // From now on memory that a tensor on the CPU releases goes to the next tensor of the same size, and is never given
-// back. So a call that allocates its results can be compared with one whose buffers are there before.
+// back, so that a call that allocates its results can be compared with one whose buffers are there before. Call it
+// before the first tensor that counts is made.
 void keep_memory_of_tensors();
 
 // Bytes of this process in physical memory.

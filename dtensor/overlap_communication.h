@@ -10,10 +10,10 @@
 // that is not the features, runs in chunks of rows, and so does an mm() or addmm() that gathers its rows by itself:
 // while one chunk is multiplied, the exchange of the next one, or of the one before, is under way, if the world's
 // backend runs asynchronously, as with async_op (redistribute.h): between processes it does, and in one process copies
-// take place at once. The backward of the Linear does the same, wherever it is called; the gradients of weight and bias
-// are computed while the last chunks of the input's gradient are under way. Values are those of the
-// unchunked call up to rounding; layouts and bytes are the same; each of these exchanges is `chunks` collectives
-// instead of one.
+// take place at once. The backward of the Linear does the same, wherever it is called; where forward gathers its input,
+// the gradients of weight and bias are computed while the last chunks of the input's gradient are under way. Values are
+// those of the unchunked call up to rounding; layouts and bytes are the same; each of these exchanges is `chunks`
+// collectives instead of one.
 //
 // All else computes as outside: other operators without a style, a gather that is not over one mesh dim, autocast, a
 // redistribution that RedistributeMemoryLimit sends in rounds, and forward-mode derivatives. A Linear

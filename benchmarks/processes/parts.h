@@ -26,8 +26,9 @@ struct Part {
   std::string name;
   std::vector<int> ranks;                   // a job of each
   std::vector<std::string> optional_peers;  // that run where they are installed
+  // Times workloads with time_ways(). All ranks make the same calls.
   void (*run_rank)(const RankSetup& setup);
-  // Adds rows for a job of so many ranks.
+  // Adds rows for a job of so many ranks, whose workloads have the names that run_rank() gave them.
   void (*report)(int ranks, const Figures& figures, Gates& gates);
 };
 

@@ -122,7 +122,7 @@ RankTensors multiply_and_scatter(const ProductPlan& plan, const ProductParts& pa
     reports.done(k);
     exchange.begin(k);
   }
-  guard.reset();
+  guard.reset();  // `meanwhile` computes with distributed tensors
   meanwhile();
   guard.emplace();
   for (int64_t k = 0; k < plan.cut.chunks; ++k) exchange.wait(k);

@@ -48,8 +48,9 @@ struct ProductResult {
   at::Tensor result;  // laid out as plan.result
 };
 // plan.cut.chunks collectives, called `cause`. `meanwhile`, if any, is called once, with the rows as they are
-// multiplied: where results are scattered, while the last of them are under way. REQUIRES: with a bias, plan.result has
-// no Partial.
+// multiplied, and computes with distributed tensors: after all products, and where results are scattered before the
+// last of them have arrived. What it throws ends the call; the chunks that have begun go on by themselves. REQUIRES:
+// with a bias, plan.result has no Partial.
 ProductResult run_product(const ProductPlan& plan, const ProductTensors& tensors, SummedDim summed,
                           const CommCause& cause,
                           const std::function<void(const at::Tensor& rows)>& meanwhile = nullptr);
