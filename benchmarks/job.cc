@@ -8,12 +8,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
 #include "benchmarks/measure.h"
+#include "processes/launch/launch_env.h"
 #include "tools/flags.h"
 
 ABSL_FLAG(std::string, launch, "tools/launch/launch", "the launcher, from the folder in which `bazel run` starts");
@@ -81,12 +83,7 @@ Figures run_job(const Job& job) {
   return read_figures(figures_file(folder));
 }
 
-bool is_first_rank() {
-  for (const char* variable : {"OMPI_COMM_WORLD_RANK", "RANK"}) {
-    if (const char* rank = std::getenv(variable)) return std::string(rank) == "0";
-  }
-  return true;
-}
+int rank_of_job() { return static_cast<int>(find_job_place({}).rank); }
 
 std::string store_of_job() { return absl::GetFlag(FLAGS_job_folder) + "/store"; }
 
@@ -101,7 +98,7 @@ void time_ways(const std::string& workload, const std::vector<Way>& ways, int tu
       }
     }
   }
-  if (!is_first_rank()) return;
+  if (rank_of_job() != 0) return;
   Times times;
   for (size_t w = 0; w < ways.size(); ++w) times[ways[w].name] = median(seconds[w]);
   std::ofstream(figures_file(absl::GetFlag(FLAGS_job_folder)), std::ios::app)

@@ -2,8 +2,6 @@
 // what it saw.
 #pragma once
 
-#include <cstdint>
-#include <fstream>
 #include <functional>
 #include <map>
 #include <string>
@@ -28,7 +26,7 @@ struct Job {
 Figures run_job(const Job& job);
 
 // In a rank of a job.
-bool is_first_rank();
+int rank_of_job();
 std::string store_of_job();  // a file that does not exist, in which peers can meet
 
 // A way of calling the workload: this library's, a peer's.

@@ -8,10 +8,9 @@
 #include <torch/nn.h>
 
 #include <algorithm>
-#include <functional>
-#include <memory>
-#include <optional>
+#include <string>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <vector>
 
 #include "absl/flags/flag.h"
 #include "absl/strings/str_cat.h"
@@ -42,13 +41,6 @@ struct Mlp {
   nn::Linear up, down;
   torch::Tensor x;
 
-  Mlp(const Sizes& s, const DeviceMesh& mesh)
-      : up(s.width, s.hidden),
-        down(s.hidden, s.width),
-        x(distribute_tensor(torch::randn({s.batch, s.tokens, s.width}), mesh, {Shard(1)}).requires_grad_()) {
-    parallelize_module(*up, mesh, {{"", ColwiseParallel()}});
-    parallelize_module(*down, mesh, {{"", RowwiseParallel({.output = Shard(1)})}});
-  }
   void step() {
     for (const torch::Tensor& t : {up->weight, up->bias, down->weight, down->bias, x})
       t.mutable_grad() = torch::Tensor();
@@ -61,22 +53,19 @@ struct Mlp {
   }
 };
 
-// What one rank of `ranks` computes, without the exchanges.
-struct PlainMlp {
-  nn::Linear up, down;
-  torch::Tensor x;
+// `hidden`: all of s.hidden, or the part of one rank.
+Mlp plain_mlp(const Sizes& s, int64_t hidden) {
+  return {nn::Linear(s.width, hidden), nn::Linear(hidden, s.width),
+          torch::randn({s.batch, s.tokens, s.width}).requires_grad_()};
+}
 
-  PlainMlp(const Sizes& s, int64_t ranks)
-      : up(s.width, s.hidden / ranks),
-        down(s.hidden / ranks, s.width),
-        x(torch::randn({s.batch, s.tokens, s.width}).requires_grad_()) {}
-  void step() {
-    for (const torch::Tensor& t : {up->weight, up->bias, down->weight, down->bias, x})
-      t.mutable_grad() = torch::Tensor();
-    const torch::Tensor y = down(torch::relu(up(x)));
-    y.backward(torch::ones_like(y));
-  }
-};
+Mlp distributed_mlp(const Sizes& s, const DeviceMesh& mesh) {
+  Mlp mlp = plain_mlp(s, s.hidden);
+  mlp.x = distribute_tensor(mlp.x.detach(), mesh, {Shard(1)}).requires_grad_();
+  parallelize_module(*mlp.up, mesh, {{"", ColwiseParallel()}});
+  parallelize_module(*mlp.down, mesh, {{"", RowwiseParallel({.output = Shard(1)})}});
+  return mlp;
+}
 
 // Two processes, whose exchanges together take a third and two thirds of the time of the products.
 struct SlowCase {
@@ -94,7 +83,7 @@ std::string name_of(const SlowCase& c) {
 }
 
 int run_rank() {
-  const int rank = is_first_rank() ? 0 : 1;
+  const int rank = rank_of_job();
   std::vector<World> worlds;
   for (const SlowCase& c : kSlowCases) {
     worlds.push_back(World::from_process_group(
@@ -106,8 +95,8 @@ int run_rank() {
   TORCH_CHECK(sched_setscheduler(0, SCHED_IDLE, &none) == 0, "the system refuses to lower the priority of a thread");
   for (size_t i = 0; i < worlds.size(); ++i) {
     const SlowCase& c = kSlowCases[i];
-    Mlp mlp(c.sizes, DeviceMesh(worlds[i], {kProcesses}, {"tp"}));
-    PlainMlp plain(c.sizes, kProcesses);
+    Mlp mlp = distributed_mlp(c.sizes, DeviceMesh(worlds[i], {kProcesses}, {"tp"}));
+    Mlp plain = plain_mlp(c.sizes, c.sizes.hidden / kProcesses);  // what one rank computes, without exchanges
     time_ways(name_of(c),
               {{kOneAfterTheOther, [&] { mlp.step(); }},
                {kInChunks, [&] { mlp.step_in_chunks(); }},
@@ -136,7 +125,7 @@ void measure_one_process(Gates& gates) {
   constexpr int64_t kRanks = 4;
   for (const Sizes& s : {Sizes{4, 512, 512, 1024}, Sizes{1, 8192, 512, 1024}}) {
     const DeviceMesh mesh(World::local(kRanks), {kRanks}, {"tp"});
-    Mlp mlp(s, mesh);
+    Mlp mlp = distributed_mlp(s, mesh);
     const PairedTimes times = time_pairs([&] { mlp.step_in_chunks(); }, [&] { mlp.step(); }, 12);
     gates.at_most(compared(absl::StrCat("step of an MLP in ", kChunks, " chunks on ", kRanks, " ranks of one process, ",
                                         to_string(s)),

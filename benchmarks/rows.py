@@ -19,6 +19,11 @@ class Rows:
         self._write({"workload": workload, "peer": peer, "unit": unit, "theirs": theirs, "ours": ours, "limit": None,
                      "ratio": ratio, "gate": gate, "verdict": verdict})
 
+    def at_least(self, workload, ours, theirs, gate, **names):
+        """Times: theirs is to be at least `gate` times ours. `names`: as of add()."""
+        ratio = theirs / ours
+        self.add(workload, ratio, f"at least {gate}", ratio >= gate, theirs=theirs, ours=ours, **names)
+
     def skip(self, workload, why):
         self._write({"workload": workload, "peer": "", "unit": "", "theirs": None, "ours": None, "limit": None, "ratio": None,
                      "gate": "", "verdict": f"skipped: {why}"})

@@ -9,11 +9,13 @@
 #include <exception>
 #include <mutex>
 #include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <utility>
 #include <vector>
+
+#include "benchmarks/loopback_gloo.h"
 
 namespace dtensor::benchmarks {
 namespace {
@@ -54,7 +56,7 @@ using SlowWorkPtr = c10::intrusive_ptr<SlowWork>;
 
 class SlowNetwork final : public c10d::Backend {
  public:
-  SlowNetwork(c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo, double bytes_per_second)
+  SlowNetwork(c10::intrusive_ptr<c10d::Backend> gloo, double bytes_per_second)
       : Backend(gloo->getRank(), gloo->getSize()),
         gloo_(std::move(gloo)),
         bytes_per_second_(bytes_per_second),
@@ -103,7 +105,7 @@ class SlowNetwork final : public c10d::Backend {
     }
   }
 
-  const c10::intrusive_ptr<c10d::ProcessGroupGloo> gloo_;
+  const c10::intrusive_ptr<c10d::Backend> gloo_;
   const double bytes_per_second_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -117,12 +119,9 @@ class SlowNetwork final : public c10d::Backend {
 c10::intrusive_ptr<c10d::ProcessGroup> make_slow_network(int rank, int size, const std::string& store,
                                                          double bytes_per_second) {
   const auto file = c10::make_intrusive<c10d::FileStore>(store, size);
-  auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(60));
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
   auto group = c10::make_intrusive<c10d::ProcessGroup>(file, rank, size);
   group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO,
-                    c10::make_intrusive<SlowNetwork>(
-                        c10::make_intrusive<c10d::ProcessGroupGloo>(file, rank, size, options), bytes_per_second));
+                    c10::make_intrusive<SlowNetwork>(make_loopback_gloo(file, rank, size), bytes_per_second));
   group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
   return group;
 }

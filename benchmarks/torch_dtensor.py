@@ -41,8 +41,7 @@ def compare(rows, workload, calls, at_least):
 
 
 def report(rows, workload, ours, theirs, at_least):
-    ratio = theirs / ours
-    rows.add(workload, ratio, f"at least {at_least}", ratio >= at_least, peer="PyTorch's DTensor", unit="us", theirs=theirs, ours=ours)
+    rows.at_least(workload, ours, theirs, at_least, peer="PyTorch's DTensor", unit="us")
 
 
 def compare_new_sizes(rows, torch, ours_of, theirs_of):

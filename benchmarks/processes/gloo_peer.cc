@@ -1,6 +1,7 @@
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
+#include "benchmarks/loopback_gloo.h"
 #include "benchmarks/processes/peers.h"
 
 namespace dtensor::benchmarks {
@@ -9,7 +10,7 @@ namespace {
 class GlooPeer final : public Peer {
  public:
   explicit GlooPeer(c10::intrusive_ptr<c10d::Backend> gloo) : gloo_(std::move(gloo)) {}
-  std::string name() const override { return "Gloo"; }
+  std::string name() const override { return kGloo; }
   void all_reduce(const at::Tensor& in, at::Tensor& out) override {
     if (!out.is_same(in)) out.copy_(in);  // Gloo's reduces in place
     std::vector<at::Tensor> tensors = {out};
@@ -36,10 +37,7 @@ class GlooPeer final : public Peer {
 }  // namespace
 
 std::unique_ptr<Peer> make_gloo_peer(int rank, int size, const std::string& store) {
-  auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::seconds(60));
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-  return std::make_unique<GlooPeer>(c10::make_intrusive<c10d::ProcessGroupGloo>(
-      c10::make_intrusive<c10d::FileStore>(store, size), rank, size, options));
+  return std::make_unique<GlooPeer>(make_loopback_gloo(c10::make_intrusive<c10d::FileStore>(store, size), rank, size));
 }
 
 }  // namespace dtensor::benchmarks

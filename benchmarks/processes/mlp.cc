@@ -1,6 +1,5 @@
 #include <ATen/ops/ones_like.h>
 
-#include "absl/strings/str_cat.h"
 #include "benchmarks/measure.h"
 #include "benchmarks/mlp_step.h"
 #include "benchmarks/processes/parts.h"

@@ -65,7 +65,7 @@ class MpiPeer final : public Peer {
     if (std::uncaught_exceptions() == 0) finalize_();  // which waits for the other ranks
   }
 
-  std::string name() const override { return "Open MPI"; }
+  std::string name() const override { return kMpi; }
   void all_reduce(const at::Tensor& in, at::Tensor& out) override {
     const void* const from = in.is_same(out) ? kInPlace : in.const_data_ptr();
     check(all_reduce_(from, out.mutable_data_ptr(), count(in), floats_, sum_, world_), "MPI_Allreduce");

@@ -19,8 +19,7 @@ struct RankSetup {
   Scalapack* scalapack;  // null: there is none
 };
 
-// Names of ways in a job.
-inline constexpr char kOurs[] = "ours", kGloo[] = "Gloo", kMpi[] = "Open MPI", kScalapack[] = "ScaLAPACK";
+inline constexpr char kOurs[] = "ours";  // the name of our way in a job; those of others are in peers.h
 
 struct Part {
   std::string name;

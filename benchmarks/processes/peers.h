@@ -9,11 +9,14 @@
 
 namespace dtensor::benchmarks {
 
+// As the table names them.
+inline constexpr char kGloo[] = "Gloo", kMpi[] = "Open MPI", kScalapack[] = "ScaLAPACK";
+
 // Tensors are contiguous, of float32. Pieces of ranks lie one after the other along dim 0.
 class Peer {
  public:
   virtual ~Peer() = default;
-  virtual std::string name() const = 0;                                // as in the table: "Gloo"
+  virtual std::string name() const = 0;
   virtual void all_reduce(const at::Tensor& in, at::Tensor& out) = 0;  // may be one tensor
   virtual void all_gather(const at::Tensor& in, at::Tensor& out) = 0;
   virtual void reduce_scatter(const at::Tensor& in, at::Tensor& out) = 0;
