@@ -121,7 +121,7 @@ absl::Span<const at::ScalarType> reducible_dtypes() {
 std::string_view describe(CommBackend backend) { return entry(backend).name; }
 
 std::string_view describe(Transport transport) {
-  constexpr std::string_view kTexts[] = {"one `alltoall_base` of packed bytes", "grouped sends and receives", "copies"};
+  constexpr std::string_view kTexts[] = {"one `alltoall_base` of bytes", "grouped sends and receives", "copies"};
   return kTexts[static_cast<size_t>(transport)];
 }
 

@@ -25,7 +25,7 @@ inline constexpr std::array<CommBackend, 4> kCommBackends = {CommBackend::kGloo,
 
 // The transport for the blocks of an exchange, of every dtype, even or uneven.
 enum class Transport : uint8_t {
-  kAllToAll,     // one alltoall_base of packed bytes
+  kAllToAll,     // one alltoall_base of bytes, packed where blocks do not lie in a row
   kSendReceive,  // grouped sends and receives, packed where a block does not lie in a row
   kCopies,       // copies from tensor to tensor
 };
@@ -60,7 +60,7 @@ int64_t carrier_bytes(const Reduction& r);
 // The dtypes of the table, in its order.
 absl::Span<const at::ScalarType> reducible_dtypes();
 
-// For the table in docs/worlds.md: "Gloo", "alltoall_base of packed bytes", "as int32".
+// For the table in docs/worlds.md: "Gloo", "one `alltoall_base` of bytes", "as int32".
 std::string_view describe(CommBackend backend);
 std::string_view describe(Transport transport);
 std::string_view describe(Carrier carrier);

@@ -70,7 +70,7 @@ class Communicator {
   // Whether what is sent and received lies in buffers of its own meanwhile, as with message passing. If not, ranks read
   // each other's memory.
   virtual bool uses_staging_buffers() const { return true; }
-  // Bytes that a reduction holds at once on the rank that needs most, where messages are packed into buffers.
+  // Bytes that a reduction holds at most at once, on the rank that needs most, if messages are packed into buffers.
   // kAllReduce: besides its input of `bytes` and its result. kReduceScatter: besides its input, its result of `bytes`,
   // the messages and the addends that arrive, all of which depend on the layouts that plans know. A world whose ranks
   // are not processes answers for the job that it stands for, on GPUs with NCCL.

@@ -11,58 +11,150 @@
 
 namespace dtensor::internal {
 
+namespace {
+
+// Tensors of these sizes and options, without values. Those of one dtype lie one right after the other, so that an
+// exchange can receive them where they are.
+Pieces new_addends(absl::Span<const at::Tensor> like) {
+  int64_t total = 0;
+  bool is_one_dtype = true;
+  for (const at::Tensor& t : like) {
+    total += t.numel();
+    is_one_dtype &= t.dtype() == like[0].dtype();
+  }
+  const at::Tensor all = is_one_dtype && !like.empty() ? at::empty({total}, like[0].options()) : at::Tensor();
+  Pieces addends;
+  int64_t offset = 0;
+  for (const at::Tensor& t : like) {
+    addends.push_back(all.defined() ? all.narrow(0, offset, t.numel()).view(t.sizes())
+                                    : at::empty(t.sizes(), t.options()));
+    offset += t.numel();
+  }
+  return addends;
+}
+
+// Whether a member's own part of the only tensor lies between those of others. Then it is exchanged with them, so that
+// the tensor is sent from where it is (PackedExchange).
+bool goes_with_others(const Pieces& tensors, int64_t position, int64_t group_size) {
+  return tensors.size() == 1 && tensors[0].is_cpu() && position > 0 && position + 1 < group_size;
+}
+
+}  // namespace
+
 ExchangeStep reduce_scatter_by_exchange(const RankGroups& group, int64_t rank, absl::Span<const Message> messages,
-                                        const RankPieces& inputs, const RankPieces& outputs, ReduceOp op) {
-  ExchangeStep step{{messages.begin(), messages.end()}, inputs, RankPieces(1), {}};
-  Pieces& addends = step.outputs[0];
-  std::vector<std::vector<at::Tensor>> of_place;  // per place in the output, its addends in the order of the group
-  std::vector<at::Tensor> sums;                   // these places
-  absl::flat_hash_map<int64_t, size_t> next;      // per sender, which place comes next
-  std::vector<size_t> order(messages.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
-  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
-    return group.position_of[messages[a].sender] < group.position_of[messages[b].sender];
+                                        const RankPieces& inputs, const RankPieces& outputs, ReduceOp op,
+                                        bool inputs_stay) {
+  const bool own_in_place = inputs_stay && !goes_with_others(inputs[0], group.position_of[rank], group.size);
+  ExchangeStep step{{}, inputs, RankPieces(1), {}};
+  std::vector<Message> received;
+  for (const Message& m : messages) (m.receiver == rank ? received : step.messages).push_back(m);
+  std::stable_sort(received.begin(), received.end(), [&](const Message& a, const Message& b) {
+    return group.position_of[a.sender] < group.position_of[b.sender];
   });
-  for (size_t i : order) {
-    Message& m = step.messages[i];  // to others it stays as it is
-    if (m.receiver != rank) continue;
-    const at::Tensor& out = outputs[0][m.output];
-    const size_t place = next[m.sender]++;
-    if (place == sums.size()) {
-      sums.push_back(block_view(out, m.block.to, m.block.sizes));
-      of_place.emplace_back();
+
+  std::vector<at::Tensor> sums;               // the places in the outputs
+  std::vector<size_t> place_of;               // per message
+  std::vector<at::Tensor> in_place;           // per message, the addend where it is, or undefined
+  std::vector<at::Tensor> like;               // per other message, its place
+  absl::flat_hash_map<int64_t, size_t> next;  // per sender, which place comes next
+  for (const Message& m : received) {
+    const size_t place = place_of.emplace_back(next[m.sender]++);
+    if (place == sums.size()) sums.push_back(block_view(outputs[0][m.output], m.block.to, m.block.sizes));
+    at::Tensor& own = in_place.emplace_back();
+    if (own_in_place && m.sender == rank && dense_block(inputs[0][m.input], m.block.from, m.block.sizes) != nullptr) {
+      own = block_view(inputs[0][m.input], m.block.from, m.block.sizes);
+    } else {
+      like.push_back(sums[place]);
     }
-    m.output = static_cast<int64_t>(addends.size());
+  }
+
+  Pieces& addends = step.outputs[0] = new_addends(like);
+  std::vector<std::vector<at::Tensor>> of_place(sums.size());  // the addends of each in the order of the group
+  int64_t to_me = 0;
+  for (size_t i = 0; i < received.size(); ++i) {
+    if (in_place[i].defined()) {
+      of_place[place_of[i]].push_back(in_place[i]);
+      continue;
+    }
+    of_place[place_of[i]].push_back(addends[to_me]);
+    Message& m = step.messages.emplace_back(std::move(received[i]));
+    m.output = to_me++;
     m.block.to.assign(m.block.sizes.size(), 0);
-    addends.push_back(at::empty(c10::IntArrayRef(m.block.sizes.data(), m.block.sizes.size()), out.options()));
-    of_place[place].push_back(addends.back());
   }
   step.then = [sums = std::move(sums), of_place = std::move(of_place), op] {
-    for (size_t p = 0; p < sums.size(); ++p) {
-      reduce_in_order({sums[p]}, of_place[p], op);
-    }
+    for (size_t p = 0; p < sums.size(); ++p) reduce_in_order({sums[p]}, of_place[p], op);
   };
   return step;
 }
 
 namespace {
 
-// Every member's sums, one per result, go to all others. The member's own ones are views of its results already.
-ExchangeStep exchange_of_sums(absl::Span<const int64_t> members, int64_t position,
-                              const std::vector<at::Tensor>& results, Pieces sums) {
-  const auto n = static_cast<int64_t>(members.size());
-  const int64_t rank = members[position];
+// How the members of an all_reduce share it out.
+struct Shares {
+  absl::Span<const int64_t> members;
+  int64_t position;  // of this member
+  bool in_one_step;  // every member reduces all, and gets the addends of all for it
+
+  int64_t count() const { return static_cast<int64_t>(members.size()); }
+  int64_t rank() const { return members[position]; }
+  // What the member at `p` reduces of a tensor of `numel` elements.
+  IndexRange of(int64_t p, int64_t numel) const {
+    return in_one_step ? IndexRange{0, numel} : chunk(numel, count(), p);
+  }
+  IndexRange mine(int64_t numel) const { return of(position, numel); }
+};
+
+// Every member's addends go to the members that reduce them. `sums`: where this one writes its sums, one per input.
+ExchangeStep exchange_of_addends(const Shares& shares, Pieces inputs, const Pieces& sums, ReduceOp op,
+                                 bool own_in_place) {
+  const int64_t n = shares.count(), rank = shares.rank();
+  ExchangeStep step{{}, RankPieces(1), RankPieces(1), {}};
+  std::vector<at::Tensor> like;  // per addend that is exchanged, by position, then by tensor
+  for (int64_t p = 0; p < n; ++p) {
+    if (p == shares.position && own_in_place) continue;
+    for (size_t k = 0; k < inputs.size(); ++k) {
+      const auto tensor = static_cast<int64_t>(k), to_me = static_cast<int64_t>(like.size());
+      const IndexRange mine = shares.mine(inputs[k].numel()), part = shares.of(p, inputs[k].numel());
+      like.push_back(sums[k]);
+      if (part.size > 0 && p != shares.position)
+        step.messages.push_back({rank, shares.members[p], tensor, 0, {{part.begin}, {0}, {part.size}}});
+      if (mine.size > 0)
+        step.messages.push_back({shares.members[p], rank, tensor, to_me, {{mine.begin}, {0}, {mine.size}}});
+    }
+  }
+  step.outputs[0] = new_addends(like);
+  std::vector<std::vector<at::Tensor>> addends(inputs.size());  // per tensor, in the order of the group
+  size_t next = 0;
+  for (int64_t p = 0; p < n; ++p) {
+    for (size_t k = 0; k < inputs.size(); ++k) {
+      const IndexRange mine = shares.mine(inputs[k].numel());
+      addends[k].push_back(p == shares.position && own_in_place ? inputs[k].narrow(0, mine.begin, mine.size)
+                                                                : step.outputs[0][next++]);
+    }
+  }
+  step.inputs[0] = std::move(inputs);
+  step.then = [sums, addends = std::move(addends), op] {
+    for (size_t k = 0; k < sums.size(); ++k) reduce_in_order({sums[k]}, addends[k], op);
+  };
+  return step;
+}
+
+// Every member's sums, one per result, go to all others. `sums` are views of the member's parts of `results`; with
+// `with_own` they go to the member itself, too.
+ExchangeStep exchange_of_sums(const Shares& shares, const std::vector<at::Tensor>& results, Pieces sums,
+                              bool with_own) {
+  const int64_t rank = shares.rank();
   ExchangeStep step{{}, {std::move(sums)}, RankPieces(1), [] {}};
-  for (size_t k = 0; k < results.size(); ++k) {
-    const auto tensor = static_cast<int64_t>(k);
-    step.outputs[0].push_back(results[k].view({-1}));
-    const int64_t numel = results[k].numel();
-    const IndexRange mine = chunk(numel, n, position);
-    for (int64_t p = 0; p < n; ++p) {
-      if (p == position) continue;
-      const IndexRange part = chunk(numel, n, p);
-      if (mine.size > 0) step.messages.push_back({rank, members[p], tensor, tensor, {{0}, {mine.begin}, {mine.size}}});
-      if (part.size > 0) step.messages.push_back({members[p], rank, tensor, tensor, {{0}, {part.begin}, {part.size}}});
+  for (const at::Tensor& result : results) step.outputs[0].push_back(result.view({-1}));
+  for (int64_t p = 0; p < shares.count(); ++p) {
+    if (p == shares.position && !with_own) continue;
+    for (size_t k = 0; k < results.size(); ++k) {
+      const auto tensor = static_cast<int64_t>(k);
+      const IndexRange mine = shares.mine(results[k].numel()), part = shares.of(p, results[k].numel());
+      if (mine.size > 0)
+        step.messages.push_back({rank, shares.members[p], tensor, tensor, {{0}, {mine.begin}, {mine.size}}});
+      if (part.size > 0 && p != shares.position)
+        step.messages.push_back({shares.members[p], rank, tensor, tensor, {{0}, {part.begin}, {part.size}}});
     }
   }
   return step;
@@ -73,53 +165,20 @@ ExchangeStep exchange_of_sums(absl::Span<const int64_t> members, int64_t positio
 AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t position,
                                       const std::vector<at::Tensor>& inputs, ReduceOp op, bool inputs_stay) {
   const auto n = static_cast<int64_t>(members.size());
-  const int64_t rank = members[position];
   AllReduceSteps plan;
   int64_t bytes = 0;
-  ExchangeStep first{{}, RankPieces(1), RankPieces(1), {}};
+  for (const at::Tensor& t : inputs) bytes += static_cast<int64_t>(t.nbytes());
+  const Shares shares{members, position, bytes * n <= kSmallAllReduceBytes};
+  Pieces flat, sums;
   for (const at::Tensor& t : inputs) {
-    bytes += static_cast<int64_t>(t.nbytes());
-    first.inputs[0].push_back(t.contiguous().view({-1}));
-    plan.results.push_back(at::empty(t.sizes(), t.options()));
+    flat.push_back(t.contiguous().view({-1}));
+    const at::Tensor& result = plan.results.emplace_back(at::empty(t.sizes(), t.options()));
+    const IndexRange mine = shares.mine(t.numel());
+    sums.push_back(result.view({-1}).narrow(0, mine.begin, mine.size));
   }
-  const bool small = bytes * n <= kSmallAllReduceBytes;
-  const auto part_of = [&](const at::Tensor& t, int64_t p) {
-    return small ? IndexRange{0, t.numel()} : chunk(t.numel(), n, p);
-  };
-
-  Pieces addends;  // per tensor, of every member
-  Pieces sums;     // of this rank's parts, where they are in the results
-  Pieces& outputs = first.outputs[0];
-  for (size_t k = 0; k < inputs.size(); ++k) {
-    const auto tensor = static_cast<int64_t>(k);
-    const at::Tensor& t = first.inputs[0][k];
-    const IndexRange mine = part_of(t, position);
-    for (int64_t p = 0; p < n; ++p) {
-      const IndexRange part = part_of(t, p);
-      if (part.size > 0 && p != position) {
-        first.messages.push_back({rank, members[p], tensor, 0, {{part.begin}, {0}, {part.size}}});
-      }
-      if (p == position && inputs_stay) {
-        addends.push_back(t.narrow(0, mine.begin, mine.size));
-        continue;
-      }
-      addends.push_back(at::empty({mine.size}, t.options()));
-      if (mine.size == 0) continue;
-      const auto to_me = static_cast<int64_t>(outputs.size());
-      outputs.push_back(addends.back());
-      first.messages.push_back({members[p], rank, tensor, to_me, {{mine.begin}, {0}, {mine.size}}});
-    }
-    sums.push_back(plan.results[k].view({-1}).narrow(0, mine.begin, mine.size));
-  }
-  first.then = [sums, addends = std::move(addends), n, op] {
-    for (size_t k = 0; k < sums.size(); ++k) {
-      reduce_in_order({sums[k]}, absl::MakeConstSpan(addends).subspan(k * n, n), op);
-    }
-  };
-  plan.steps.push_back(std::move(first));
-  if (small) return plan;
-
-  plan.steps.push_back(exchange_of_sums(members, position, plan.results, std::move(sums)));
+  const bool with_own = !shares.in_one_step && goes_with_others(flat, position, n);
+  plan.steps.push_back(exchange_of_addends(shares, std::move(flat), sums, op, inputs_stay && !with_own));
+  if (!shares.in_one_step) plan.steps.push_back(exchange_of_sums(shares, plan.results, std::move(sums), with_own));
   return plan;
 }
 

@@ -18,9 +18,11 @@ struct ExchangeStep {
   std::function<void()> then;
 };
 
-// For rank `rank`: arguments as of Communicator::reduce_scatter().
+// For rank `rank`: arguments as of Communicator::reduce_scatter(). `inputs_stay`: the program cannot write to the
+// inputs before the step is done, so that the rank's own addends may be reduced where they are; else they are copied.
 ExchangeStep reduce_scatter_by_exchange(const RankGroups& group, int64_t rank, absl::Span<const Message> messages,
-                                        const RankPieces& inputs, const RankPieces& outputs, ReduceOp op);
+                                        const RankPieces& inputs, const RankPieces& outputs, ReduceOp op,
+                                        bool inputs_stay);
 
 // Up to this many bytes over all members, every member gets all addends at once. Above it, every member reduces one
 // part (first step), and then all get all parts (second step, whose inputs the first step's `then` makes).
@@ -29,12 +31,11 @@ struct AllReduceSteps {
   std::vector<at::Tensor> results;
   std::vector<ExchangeStep> steps;
 };
-// For the member at `position`. `inputs_stay`: the program cannot write to the inputs before the steps are done, so
-// that they are reduced where they are; else they are copied.
+// For the member at `position`. `inputs_stay`: as above.
 AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t position,
                                       const std::vector<at::Tensor>& inputs, ReduceOp op, bool inputs_stay);
-// Bytes that this holds at once on the rank that needs most if the inputs stay, besides inputs and results: the
-// messages, packed, and what is reduced. `bytes`: of the inputs of a rank.
+// Bytes that this holds at most at once, on any rank, if the inputs stay, besides inputs and results: the messages,
+// packed, and what is reduced. Where messages need no buffers, it is less. `bytes`: of the inputs of a rank.
 int64_t all_reduce_by_exchange_bytes(at::ScalarType dtype, ReduceOp op, int64_t bytes, int64_t group_size);
 
 // Communicator::scratch_bytes() of processes that reduce as backend_capabilities.h says of `backend`, and by exchanges

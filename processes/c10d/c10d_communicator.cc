@@ -81,7 +81,8 @@ class C10dCommunicator final : public Communicator {
                          const RankPieces& outputs, ReduceOp op) override {
     if (call.ranks.empty()) return;
     const LinkCall link_call = begin(call, Collective::kReduceScatter, inputs);
-    const ExchangeStep step = reduce_scatter_by_exchange(*call.group, job_->rank(), messages, inputs, outputs, op);
+    const ExchangeStep step = reduce_scatter_by_exchange(*call.group, job_->rank(), messages, inputs, outputs, op,
+                                                         /*inputs_stay=*/!link_call.is_async());
     run_exchange(link_call, step.messages, step.inputs, step.outputs, step.then);
   }
 

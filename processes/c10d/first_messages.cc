@@ -34,8 +34,12 @@ Header header_of(const at::Tensor& messages, int64_t position) {
   return header;
 }
 
-bool fit(const std::vector<int64_t>& parts, int64_t room) {
-  return std::all_of(parts.begin(), parts.end(), [&](int64_t bytes) { return bytes <= room; });
+// Whether the parts of and for all others fit; a rank's own part stays with it.
+bool fit(const PackedExchange& packed, int64_t room) {
+  for (int64_t p = 0; p < static_cast<int64_t>(packed.send_bytes.size()); ++p) {
+    if (p != packed.position && std::max(packed.send_bytes[p], packed.receive_bytes[p]) > room) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -45,16 +49,16 @@ FirstMessages::FirstMessages(const CallMark& mark, const PackedExchange& packed)
   const int64_t room = room_for_part(mark.members.size()), message_bytes = room + static_cast<int64_t>(sizeof(Header));
   send = at::empty({n, message_bytes}, at::kByte);
   receive = at::empty({n, message_bytes}, at::kByte);
-  const bool all = fit(packed.send_bytes, room) && fit(packed.receive_bytes, room);
+  const bool all = fit(packed, room);
   uint8_t* message = send.mutable_data_ptr<uint8_t>();
   const uint8_t* data = packed.send.const_data_ptr<uint8_t>();
   for (int64_t p = 0; p < n; ++p, message += message_bytes) {
     const Header header{mark.fingerprint, packed.send_bytes[p], all ? 0 : 1};
     std::memcpy(message, &header, sizeof header);
-    const int64_t bytes = all ? packed.send_bytes[p] : 0;
+    const int64_t bytes = all && p != packed.position ? packed.send_bytes[p] : 0;
     if (bytes > 0) std::memcpy(message + sizeof header, data, bytes);
     std::memset(message + sizeof header + bytes, 0, room - bytes);  // no memory of this process leaves it by chance
-    data += bytes;
+    data += packed.send_bytes[p];
   }
 }
 
@@ -89,9 +93,12 @@ bool FirstMessages::hold_all() const {
 
 void FirstMessages::copy_to(PackedExchange& packed) const {
   uint8_t* to = packed.receive.mutable_data_ptr<uint8_t>();
-  for (size_t p = 0; p < packed.receive_bytes.size(); ++p) {
+  const uint8_t* own = packed.send.const_data_ptr<uint8_t>();
+  for (int64_t p = 0; p < packed.position; ++p) own += packed.send_bytes[p];
+  for (int64_t p = 0; p < static_cast<int64_t>(packed.receive_bytes.size()); ++p) {
     const int64_t bytes = packed.receive_bytes[p];
-    if (bytes > 0) std::memcpy(to, message_of(receive, p) + sizeof(Header), bytes);
+    const uint8_t* from = p == packed.position ? own : message_of(receive, p) + sizeof(Header);
+    if (bytes > 0) std::memcpy(to, from, bytes);
     to += bytes;
   }
 }

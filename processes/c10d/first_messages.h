@@ -39,7 +39,7 @@ class FirstMessages {
   void check(Job& job, const CallMark& mark, const PackedExchange& packed) const;
   // Whether every part of every member came with the messages; else all members exchange them now. REQUIRES: check().
   bool hold_all() const;
-  // REQUIRES: hold_all().
+  // And this rank's own part, if it has one. REQUIRES: hold_all().
   void copy_to(PackedExchange& packed) const;
 };
 

@@ -76,8 +76,8 @@ void add_stages(
 void run_exchange(const LinkCall& call, absl::Span<const Message> messages, const RankPieces& inputs,
                   const RankPieces& outputs, std::function<void()> then) {
   const ExchangePtr exchange = make_exchange(call);
-  exchange->packed =
-      std::make_shared<PackedExchange>(*call.call.group, call.job().rank(), call.device, messages, inputs, outputs);
+  exchange->packed = std::make_shared<PackedExchange>(*call.call.group, call.job().rank(), call.device, messages,
+                                                      inputs, outputs, /*inputs_stay=*/!call.is_async());
   if (call.link.members.size() == 1) return then();
   std::vector<StartWork> stages;
   add_stages(stages, exchange);
@@ -94,11 +94,12 @@ void run_all_reduce(const LinkCall& call, AllReduceSteps plan) {
     return;
   }
   const auto steps = std::make_shared<std::vector<ExchangeStep>>(std::move(plan.steps));
-  const auto pack = [group = *call.call.group, rank = call.job().rank(), device = call.device](const ExchangeStep& s) {
-    return std::make_shared<PackedExchange>(group, rank, device, s.messages, s.inputs, s.outputs);
+  const auto pack = [group = *call.call.group, rank = call.job().rank(), device = call.device](const ExchangeStep& s,
+                                                                                               bool inputs_stay) {
+    return std::make_shared<PackedExchange>(group, rank, device, s.messages, s.inputs, s.outputs, inputs_stay);
   };
   const ExchangePtr first = make_exchange(call), second = make_exchange(call);
-  first->packed = pack((*steps)[0]);
+  first->packed = pack((*steps)[0], !call.is_async());
   // The first has compared the call and the size of every part. A sender of the second got a part of that size from
   // each receiver in the first.
   second->mark.reset();
@@ -108,8 +109,8 @@ void run_all_reduce(const LinkCall& call, AllReduceSteps plan) {
     first->packed->unpack();
     first->packed.reset();
     (*steps)[0].then();
-    (*steps)[0] = {};  // its addends are not needed any more
-    second->packed = pack((*steps)[1]);
+    (*steps)[0] = {};                                          // its addends are not needed any more
+    second->packed = pack((*steps)[1], /*inputs_stay=*/true);  // no program has the sums yet
   });
   run_stages(call, std::move(stages), [second, steps] {
     second->packed->unpack();

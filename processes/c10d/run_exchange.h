@@ -9,14 +9,15 @@
 
 namespace dtensor::internal {
 
-// One alltoall_base of packed bytes; `then` is what is to be done with what has come, before the results are read. Does
-// not wait where call.is_async(). Where call.fingerprint is set, the ranks compare it and their numbers of bytes before
-// (first_messages.h); small parts are in these messages, large ones in a second alltoall_base.
+// One alltoall_base of bytes; `then` is what is to be done with what has come, before the results are read. Does not
+// wait where call.is_async(): then the program may write to the inputs at once, and they are packed before. Where
+// call.fingerprint is set, the ranks compare it and their numbers of bytes before (first_messages.h); small parts are
+// in these messages, large ones in a second alltoall_base.
 void run_exchange(
     const LinkCall& call, absl::Span<const Message> messages, const RankPieces& inputs, const RankPieces& outputs,
     std::function<void()> then = [] {});
 
-// An all_reduce by one exchange or two. The inputs of the second are packed when the first has come.
+// An all_reduce by one exchange or two. The second begins when the first has come and is reduced.
 void run_all_reduce(const LinkCall& call, AllReduceSteps plan);
 
 }  // namespace dtensor::internal

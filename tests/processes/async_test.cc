@@ -3,11 +3,13 @@
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/InferenceMode.h>
 
 #include <chrono>
+#include <utility>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "dtensor/dtensor_handle.h"
 #include "dtensor/from_local.h"
 #include "dtensor/redistribute.h"
@@ -62,19 +64,24 @@ TEST_CASE("async: a large all-reduce returns before the other rank has made it")
   check_returns_first("much", x, {Replicate()}, "all_reduce");
 }
 
-TEST_CASE("async: an all-reduce has read its input when the call returns") {
+TEST_CASE("async: a redistribution has read its input when the call returns") {
   const DeviceMesh mesh = job_mesh();
-  for (const int64_t rows : {12, 10000}) {
-    RankFlag written("written " + std::to_string(rows));
-    const at::Tensor own = addends(rows).add(own_rank());
-    const auto x = from_local({own}, mesh, {Partial()});
-    if (own_rank() != 0) REQUIRE(written.wait(std::chrono::seconds(20)));
-    const at::Tensor y = redistribute(x, {Replicate()}, {.async_op = true});
-    own.zero_();
-    if (own_rank() == 0) written.raise();
-    at::Tensor sum = at::zeros_like(own);
-    for (int64_t rank = 0; rank < mesh.size(); ++rank) sum.add_(addends(rows).add(rank));
-    CHECK(at::equal(to_local(y)[0], sum));
+  const std::vector<std::pair<Placement, Placement>> changes = {{Partial(), Replicate()}, {Partial(), Shard(0)},
+                                                                {Partial(), Shard(1)},    {Shard(0), Replicate()},
+                                                                {Shard(0), Shard(1)},     {Shard(1), Shard(0)}};
+  for (const auto& [from, to] : changes) {
+    for (const int64_t rows : {12, 10000}) {
+      CAPTURE(to_string(Placements{from}), to_string(Placements{to}), rows);
+      RankFlag written(absl::StrCat("written ", to_string(Placements{from}), to_string(Placements{to}), rows));
+      const at::Tensor own = addends(rows).add(own_rank()), stays = own.clone();
+      const at::Tensor expected = to_local(redistribute(from_local({stays}, mesh, {from}), {to}))[0];
+      const auto x = from_local({own}, mesh, {from});
+      if (own_rank() != 0) REQUIRE(written.wait(std::chrono::seconds(20)));
+      const at::Tensor y = redistribute(x, {to}, {.async_op = true});
+      own.zero_();
+      if (own_rank() == 0) written.raise();
+      CHECK(at::equal(to_local(y)[0], expected));
+    }
   }
 }
 

@@ -106,8 +106,9 @@ int64_t part_bytes(const TensorMeta& meta, const Layout& layout) {
   return bytes;
 }
 
-// Runs a plan of one step, and compares.
-void check_step(const RedistributePlan& plan) {
+// Runs a plan of one step, and compares. True if it needed all that is planned: no part was sent or received where it
+// lies in a tensor.
+bool check_step(const RedistributePlan& plan) {
   const RedistributeStep& step = plan.steps[0];
   const int64_t rank = job_world().owned_ranks()[0];
   const int64_t in = part_bytes(plan.tensor, plan.from), out = part_bytes(plan.tensor, plan.to);
@@ -129,21 +130,14 @@ void check_step(const RedistributePlan& plan) {
   const int64_t by_messages = most_of_all(in + out + rounds.most);
   RC_LOG() << plan.to_string() << ": planned " << step.peak_bytes << ", allocated " << allocated
            << ", parts and messages " << by_messages << std::endl;
-  if (step.is_local()) {  // the largest part before and the largest after, whose ranks may be two
-    RC_ASSERT(allocated <= step.peak_bytes);
-    return;
+  const bool is_exchange = !step.is_local() && step.kind != Kind::kAllReduce;
+  if (is_exchange) {
+    RC_ASSERT(by_messages == step.peak_bytes);
+    RC_ASSERT(most_of_all(rounds.count) == step.chunks);
   }
-  if (step.kind == Kind::kAllReduce) {
-    // Half types are reduced in float32, before or after the backend's thread has released the messages.
-    const bool in_place = !c10::isReducedFloatingType(plan.tensor.dtype);
-    RC_ASSERT(allocated <= step.peak_bytes);
-    RC_ASSERT((allocated == step.peak_bytes || !in_place));
-    return;
-  }
-  RC_ASSERT(allocated >= step.peak_bytes);
-  RC_ASSERT(by_messages == step.peak_bytes);
-  RC_ASSERT(most_of_all(rounds.count) == step.chunks);
-  if (step.chunks == 1) RC_ASSERT(allocated == step.peak_bytes);
+  // Several rounds: until Gloo's threads release a buffer, there may be those of two.
+  if (step.chunks == 1) RC_ASSERT(allocated <= step.peak_bytes);
+  return step.chunks == 1 && allocated == step.peak_bytes;
 }
 
 // Without a limit, with half of what is needed then, or with what the error names.
@@ -162,8 +156,8 @@ PlanOptions draw_limit(const TensorMeta& meta, const Layout& from, const Layout&
   return options;
 }
 
-TEST_CASE("random steps need the planned memory") {
-  std::map<Kind, int> seen;
+TEST_CASE("random steps need at most the planned memory") {
+  std::map<Kind, int> seen, needed_all;
   REQUIRE(testing::holds("steps", 300, [&] {
     const TensorMeta meta = draw_meta();
     const Layout from = draw_layout(static_cast<int64_t>(meta.sizes.size()));
@@ -180,7 +174,7 @@ TEST_CASE("random steps need the planned memory") {
       one.to = Layout(from.mesh(), step.after);
       one.steps = {step};
       one.schedule = make_schedule_slot();
-      check_step(one);
+      needed_all[step.kind] += check_step(one) ? 1 : 0;
       ++seen[step.kind];
       seen[Kind::kTransfer] += step.chunks > 1 ? 1 : 0;  // rounds
     }
@@ -189,10 +183,11 @@ TEST_CASE("random steps need the planned memory") {
     CAPTURE(static_cast<int>(kind));
     CHECK(seen[kind] > 0);
   }
+  CHECK(needed_all[Kind::kAllToAll] > 0);
 }
 
-TEST_CASE("random transfers need the planned memory, and stay within limits") {
-  int seen = 0, in_rounds = 0;
+TEST_CASE("random transfers need at most the planned memory, and stay within limits") {
+  int seen = 0, in_rounds = 0, needed_all = 0;
   REQUIRE(testing::holds("transfers", 300, [&] {
     const TensorMeta meta = draw_meta();
     const auto ndim = static_cast<int64_t>(meta.sizes.size());
@@ -201,15 +196,16 @@ TEST_CASE("random transfers need the planned memory, and stay within limits") {
     const RedistributePlan plan = plan_transfer(meta, from, to, draw_limit(meta, from, to));
     RC_ASSERT(plan.steps.empty() || plan.peak_bytes <= plan.limits.max_bytes);
     if (plan.steps.size() != 1 || plan.steps[0].kind != Kind::kTransfer) return;  // other steps: above
-    check_step(plan);
+    needed_all += check_step(plan) ? 1 : 0;
     ++seen;
     in_rounds += plan.steps[0].chunks > 1 ? 1 : 0;
   }));
   CHECK(seen > 20);
   CHECK(in_rounds > 3);
+  CHECK(needed_all > 3);
 }
 
-TEST_CASE("all-reduces of little and of much need the planned memory, and of half types at most that") {
+TEST_CASE("all-reduces of little and of much need at most the planned memory") {
   const DeviceMesh mesh(job_world(), {job_world().size()});
   for (const at::ScalarType dtype : {at::kDouble, at::kFloat, at::kHalf, at::kBFloat16}) {
     for (int64_t n : {100, 100001}) {
@@ -220,6 +216,31 @@ TEST_CASE("all-reduces of little and of much need the planned memory, and of hal
       }));
     }
   }
+}
+
+// Beside the part before and the one after; `to` is the layout of a matrix of n x n floats.
+int64_t buffers_of(int64_t n, const Placement& from, const Placement& to) {
+  const DeviceMesh mesh(job_world(), {job_world().size()});
+  const RedistributePlan plan = plan_redistribution(mesh, {{n, n}, {n, 1}, at::kFloat}, {from}, {to});
+  const int64_t rank = job_world().owned_ranks()[0];
+  RankPieces inputs(1);
+  const Shape sizes = plan.from.parts(plan.tensor.sizes, rank)[0].sizes();
+  inputs[0].push_back(at::zeros(c10::IntArrayRef(sizes.data(), sizes.size()), at::kFloat));
+  const auto memory = std::make_shared<AllocatedMemory>();
+  {
+    c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, memory);
+    run_transfer(plan, inputs, {});
+  }
+  return most_of_all(memory->peak() - part_bytes(plan.tensor, plan.to));
+}
+
+TEST_CASE("parts that are rows of a matrix need buffers for addends and for what several ranks get only") {
+  const int64_t ranks = job_world().size(), n = 256 * ranks, whole = n * n * 4, part = whole / ranks;
+  const int64_t parts = ranks == 2 ? 1 : ranks;  // those of others, and the own one if it lies between them
+  CHECK(buffers_of(n, Shard(0), Replicate()) == (ranks == 2 ? 0 : part * ranks));  // a copy for each
+  CHECK(buffers_of(n, Shard(1), Shard(0)) == part / ranks * parts);                // columns, to send them
+  CHECK(buffers_of(n, Partial(), Shard(0)) == part * parts);
+  CHECK(buffers_of(n, Partial(), Replicate()) == part * parts);
 }
 
 }  // namespace

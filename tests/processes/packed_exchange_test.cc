@@ -1,0 +1,275 @@
+// What the ranks of an exchange send and receive, and from which memory. All ranks are in this process.
+#include "processes/c10d/packed_exchange.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "comm/block_copy.h"
+#include "mesh/device_mesh.h"
+#include "mesh/world.h"
+#include "processes/c10d/first_messages.h"
+#include "tests/testing/catch_torch.h"
+#include "tests/testing/property.h"
+#include "tests/testing/test_ranks.h"
+
+namespace dtensor {
+using namespace internal;
+
+namespace {
+
+using testing::draw;
+
+// The tensors of all ranks of an exchange, and what it writes.
+struct Ranks {
+  RankGroups group;
+  std::vector<Message> messages;
+  RankPieces inputs, outputs;  // per rank
+
+  explicit Ranks(int64_t size)
+      : group(DeviceMesh(World::abstract(size), {size}).get_group(0)), inputs(size), outputs(size) {}
+
+  // Element i of every output as the messages have it, 0 where none writes.
+  RankPieces expected() const {
+    RankPieces results(group.size);
+    for (int64_t r = 0; r < group.size; ++r) {
+      for (const at::Tensor& t : outputs[r]) results[r].push_back(at::zeros(t.sizes(), t.options()));
+    }
+    for (const Message& m : messages) copy_block(inputs[m.sender][m.input], results[m.receiver][m.output], m.block);
+    return results;
+  }
+
+  std::vector<PackedExchange> pack(bool inputs_stay) const {
+    std::vector<PackedExchange> packed;
+    for (int64_t r = 0; r < group.size; ++r) {
+      std::vector<Message> of_rank;
+      for (const Message& m : messages) {
+        if (m.sender == r || m.receiver == r) of_rank.push_back(m);
+      }
+      packed.emplace_back(group, r, c10::Device(c10::kCPU), of_rank, RankPieces{inputs[r]}, RankPieces{outputs[r]},
+                          inputs_stay);
+    }
+    return packed;
+  }
+};
+
+// The bytes that go to or come from the rank at `position`.
+at::Tensor part(const at::Tensor& memory, const std::vector<int64_t>& bytes, int64_t position) {
+  return memory.narrow(0, std::accumulate(bytes.begin(), bytes.begin() + position, int64_t{0}), bytes[position]);
+}
+
+// As an alltoall_base of the ranks does it.
+void transport(std::vector<PackedExchange>& packed) {
+  const auto n = static_cast<int64_t>(packed.size());
+  for (int64_t from = 0; from < n; ++from) {
+    for (int64_t to = 0; to < n; ++to) {
+      const at::Tensor sent = part(packed[from].send, packed[from].send_bytes, to);
+      part(packed[to].receive, packed[to].receive_bytes, from).copy_(sent);
+    }
+  }
+}
+
+// As two exchanges of first_messages.h, or one where these hold all. False if they do not.
+bool transport_by_first_messages(const Ranks& ranks, std::vector<PackedExchange>& packed) {
+  const auto n = static_cast<int64_t>(packed.size());
+  std::vector<FirstMessages> messages;
+  for (int64_t r = 0; r < n; ++r) {
+    CallMark mark;
+    mark.members = ranks.group.members[0];
+    mark.position = r;
+    messages.emplace_back(mark, packed[r]);
+  }
+  for (int64_t to = 0; to < n; ++to) {
+    for (int64_t from = 0; from < n; ++from) messages[to].receive[from].copy_(messages[from].send[to]);
+  }
+  const bool all = messages[0].hold_all();
+  for (int64_t r = 0; r < n; ++r) {
+    REQUIRE(messages[r].hold_all() == all);  // or some ranks would wait for a second exchange
+    if (all) messages[r].copy_to(packed[r]);
+  }
+  if (!all) transport(packed);
+  return all;
+}
+
+bool is_memory_of(const at::Tensor& bytes, const at::Tensor& tensor) {
+  const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
+  const auto* at = static_cast<const char*>(bytes.const_data_ptr());
+  return at >= begin && at < begin + tensor.nbytes();
+}
+
+void check_results(const Ranks& ranks, const RankPieces& expected, const std::vector<PackedExchange>& packed) {
+  for (int64_t r = 0; r < ranks.group.size; ++r) {
+    packed[r].unpack();
+    for (size_t k = 0; k < expected[r].size(); ++k) {
+      INFO("output " << k << " of rank " << r);
+      REQUIRE(at::equal(ranks.outputs[r][k], expected[r][k]));
+    }
+  }
+}
+
+// Every rank sends rank p the p-th of n parts, of p + 1 elements, and puts what it gets in the order of the ranks.
+Ranks all_to_all_of_parts(int64_t n) {
+  Ranks ranks(n);
+  for (int64_t r = 0; r < n; ++r) {
+    ranks.inputs[r].push_back(values({n * (n + 1) / 2}, at::kInt, r));
+    ranks.outputs[r].push_back(at::zeros({n * (r + 1)}, at::kInt));
+    for (int64_t p = 0; p < n; ++p) ranks.messages.push_back({r, p, 0, 0, {{p * (p + 1) / 2}, {r * (p + 1)}, {p + 1}}});
+  }
+  return ranks;
+}
+
+TEST_CASE("packed exchange: parts that lie in order need no buffer", "[processes][packed_exchange]") {
+  const int64_t n = GENERATE(2, 3, 5);
+  CAPTURE(n);
+  const Ranks ranks = all_to_all_of_parts(n);
+  const RankPieces expected = ranks.expected();
+  std::vector<PackedExchange> packed = ranks.pack(/*inputs_stay=*/true);
+  for (int64_t r = 0; r < n; ++r) {
+    CAPTURE(r);
+    CHECK(is_memory_of(packed[r].send, ranks.inputs[r][0]));
+    CHECK(is_memory_of(packed[r].receive, ranks.outputs[r][0]));
+    const bool between = r > 0 && r + 1 < n;
+    CHECK(packed[r].send_bytes[r] == (between ? 4 * (r + 1) : 0));
+    CHECK(packed[r].receive_bytes[r] == packed[r].send_bytes[r]);
+  }
+  transport(packed);
+  check_results(ranks, expected, packed);
+}
+
+TEST_CASE("packed exchange: inputs that may change are copied at once", "[processes][packed_exchange]") {
+  const int64_t n = GENERATE(2, 3, 5);
+  CAPTURE(n);
+  const Ranks ranks = all_to_all_of_parts(n);
+  const RankPieces expected = ranks.expected();
+  std::vector<PackedExchange> packed = ranks.pack(/*inputs_stay=*/false);
+  for (int64_t r = 0; r < n; ++r) {
+    CHECK(!is_memory_of(packed[r].send, ranks.inputs[r][0]));
+    CHECK(is_memory_of(packed[r].receive, ranks.outputs[r][0]));
+    ranks.inputs[r][0].fill_(-1);
+  }
+  transport(packed);
+  check_results(ranks, expected, packed);
+}
+
+TEST_CASE("packed exchange: rows and columns of a matrix", "[processes][packed_exchange]") {
+  constexpr int64_t kRanks = 3;
+  Ranks ranks(kRanks);  // every rank has a row of blocks and gets a column of them
+  for (int64_t r = 0; r < kRanks; ++r) {
+    ranks.inputs[r].push_back(values({2, 6}, at::kFloat, r));
+    ranks.outputs[r].push_back(at::zeros({6, 2}, at::kFloat));
+    for (int64_t p = 0; p < kRanks; ++p) ranks.messages.push_back({r, p, 0, 0, {{0, 2 * p}, {2 * r, 0}, {2, 2}}});
+  }
+  const RankPieces expected = ranks.expected();
+  std::vector<PackedExchange> packed = ranks.pack(/*inputs_stay=*/true);
+  for (int64_t r = 0; r < kRanks; ++r) {
+    CHECK(!is_memory_of(packed[r].send, ranks.inputs[r][0]));
+    CHECK(is_memory_of(packed[r].receive, ranks.outputs[r][0]));
+  }
+  transport(packed);
+  check_results(ranks, expected, packed);
+}
+
+TEST_CASE("packed exchange: a large part of a rank's own needs no second exchange", "[processes][packed_exchange]") {
+  constexpr int64_t kRanks = 3, kOwn = 100'000, kOther = 10;
+  Ranks ranks(kRanks);
+  for (int64_t r = 0; r < kRanks; ++r) {
+    ranks.inputs[r].push_back(values({kOwn + 2 * kOther}, at::kByte, r));
+    ranks.outputs[r].push_back(at::zeros({kOwn + 2 * kOther}, at::kByte));
+    for (int64_t p = 0; p < kRanks; ++p) {
+      const auto begin = [](int64_t own, int64_t i) { return i * kOther + (i > own ? kOwn - kOther : 0); };
+      ranks.messages.push_back({r, p, 0, 0, {{begin(r, p)}, {begin(p, r)}, {p == r ? kOwn : kOther}}});
+    }
+  }
+  const RankPieces expected = ranks.expected();
+  std::vector<PackedExchange> packed = ranks.pack(/*inputs_stay=*/true);
+  CHECK(packed[1].send_bytes[1] == kOwn);
+  CHECK(transport_by_first_messages(ranks, packed));
+  check_results(ranks, expected, packed);
+}
+
+// A tensor's blocks one after the other, in any order, with gaps or without.
+struct Cuts {
+  std::vector<int64_t> begins;
+  int64_t numel = 0;
+};
+
+Cuts draw_cuts(const std::vector<int64_t>& sizes) {
+  std::vector<size_t> order(sizes.size());
+  std::iota(order.begin(), order.end(), 0);
+  if (draw(0, 2) == 0) {
+    for (size_t i = order.size(); i-- > 1;) std::swap(order[i], order[draw(0, static_cast<int64_t>(i))]);
+  }
+  const bool gaps = draw(0, 2) == 0;
+  Cuts cuts{std::vector<int64_t>(sizes.size()), draw(0, 1)};
+  for (size_t i : order) {
+    cuts.begins[i] = cuts.numel;
+    cuts.numel += sizes[i] + (gaps ? draw(0, 1) : 0);
+  }
+  return cuts;
+}
+
+// Of ranks with up to two tensors each, of two dtypes.
+Ranks draw_ranks() {
+  const int64_t n = draw(1, 5), tensors = draw(1, 2), most = draw(0, 3) == 0 ? 5000 : 5;
+  Ranks ranks(n);
+  // sizes[k][s][r]: elements of tensor k that rank s sends rank r
+  std::vector<std::vector<std::vector<int64_t>>> sizes(tensors,
+                                                       std::vector<std::vector<int64_t>>(n, std::vector<int64_t>(n)));
+  for (auto& of_tensor : sizes) {
+    for (auto& of_sender : of_tensor) {
+      for (int64_t& size : of_sender) size = draw(0, 4) == 0 ? 0 : draw(0, most);
+    }
+  }
+  for (int64_t k = 0; k < tensors; ++k) {
+    const at::ScalarType dtype = k == 0 || draw(0, 1) == 0 ? at::kInt : at::kByte;
+    std::vector<Cuts> from, to;
+    for (int64_t r = 0; r < n; ++r) {
+      std::vector<int64_t> received(n);
+      for (int64_t s = 0; s < n; ++s) received[s] = sizes[k][s][r];
+      from.push_back(draw_cuts(sizes[k][r]));
+      to.push_back(draw_cuts(received));
+      ranks.inputs[r].push_back(values({from[r].numel}, dtype, r));
+      ranks.outputs[r].push_back(at::zeros({to[r].numel}, dtype));
+    }
+    for (int64_t s = 0; s < n; ++s) {
+      for (int64_t r = 0; r < n; ++r)
+        ranks.messages.push_back({s, r, k, k, {{from[s].begins[r]}, {to[r].begins[s]}, {sizes[k][s][r]}}});
+    }
+  }
+  return ranks;
+}
+
+TEST_CASE("packed exchange: random parts arrive", "[processes][packed_exchange]") {
+  int sent_in_place = 0, received_in_place = 0, with_own = 0, in_first_messages = 0;
+  REQUIRE(testing::holds("parts", 600, [&] {
+    const Ranks ranks = draw_ranks();
+    const RankPieces expected = ranks.expected();
+    const bool inputs_stay = draw(0, 1) == 0;
+    std::vector<PackedExchange> packed = ranks.pack(inputs_stay);
+    for (int64_t r = 0; r < ranks.group.size; ++r) {
+      if (packed[r].send.numel() > 0) sent_in_place += is_memory_of(packed[r].send, ranks.inputs[r][0]) ? 1 : 0;
+      if (packed[r].receive.numel() > 0)
+        received_in_place += is_memory_of(packed[r].receive, ranks.outputs[r][0]) ? 1 : 0;
+      with_own += packed[r].send_bytes[r] > 0 ? 1 : 0;
+      if (!inputs_stay) {
+        for (const at::Tensor& t : ranks.inputs[r]) t.zero_();
+      }
+    }
+    if (draw(0, 1) == 0) {
+      in_first_messages += transport_by_first_messages(ranks, packed) ? 1 : 0;
+    } else {
+      transport(packed);
+    }
+    check_results(ranks, expected, packed);
+  }));
+  CHECK(sent_in_place > 20);
+  CHECK(received_in_place > 20);
+  CHECK(with_own > 20);
+  CHECK(in_first_messages > 20);
+}
+
+}  // namespace
+}  // namespace dtensor
