@@ -15,19 +15,22 @@ struct Backend {
   CommBackend backend;
   std::string_view name;
   Transport transport;
+  bool all_gathers;  // gathers_equal_parts()
   // Whether it reduces itself at all.
   bool all_reduces, reduce_scatters;
 };
 
 constexpr Backend kBackends[] = {
-    // Gloo could reduce, but not in the order of the group, and a job gives the bits of one process.
-    {CommBackend::kGloo, "Gloo", Transport::kAllToAll, false, false},
+    // Gloo could reduce, but not in the order of the group, and a job gives the bits of one process. Its all-gather
+    // took
+    // longer than its alltoall with these copies, and c10d copies what comes of it.
+    {CommBackend::kGloo, "Gloo", Transport::kAllToAll, false, false, false},
     // A reduce_scatter by exchange sends the same bytes as NCCL's own. In a transfer between meshes not every rank has
     // an addend
     // for everybody, and no rank knows of all the others whether they do, so they could not agree on another form.
-    {CommBackend::kNccl, "NCCL", Transport::kAllToAll, true, false},
-    {CommBackend::kNcclLocal, "NCCL in one process", Transport::kSendReceive, true, true},
-    {CommBackend::kCopies, "copies in one process", Transport::kCopies, false, false},
+    {CommBackend::kNccl, "NCCL", Transport::kAllToAll, true, true, false},
+    {CommBackend::kNcclLocal, "NCCL in one process", Transport::kSendReceive, false, true, true},
+    {CommBackend::kCopies, "copies in one process", Transport::kCopies, false, false, false},
 };
 
 struct Row {
@@ -65,6 +68,8 @@ at::ScalarType signed_of(at::ScalarType dtype) { return dtype == at::kUInt32 ? a
 }  // namespace
 
 Transport transport_of(CommBackend backend) { return entry(backend).transport; }
+
+bool gathers_equal_parts(CommBackend backend) { return entry(backend).all_gathers; }
 
 Reduction reduction_by(CommBackend backend, Collective c, at::ScalarType dtype, ReduceOp op) {
   const auto row = std::find_if(std::begin(kNccl), std::end(kNccl), [&](const Row& r) { return r.dtype == dtype; });

@@ -30,6 +30,9 @@ enum class Transport : uint8_t {
   kCopies,       // copies from tensor to tensor
 };
 Transport transport_of(CommBackend backend);
+// Whether it has an all-gather of equal parts that is better than an exchange, in which a rank has a copy of its part
+// for each receiver.
+bool gathers_equal_parts(CommBackend backend);
 
 // In what form a backend is asked to reduce.
 enum class Carrier : uint8_t {

@@ -9,6 +9,9 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
 
+#include <cstdint>
+#include <optional>
+
 #include "placement/geometry.h"
 
 namespace dtensor::internal {
@@ -31,8 +34,10 @@ void copy_block(const at::Tensor& from, const at::Tensor& to, const Block& block
 // Makes the block of `to` zeros. REQUIRES: as above.
 void clear_block(const at::Tensor& to, const Block& block);
 
-// The first element of the block of `t` at `offsets`, if its elements are row-major without gaps in plain memory of a
-// CPU; else null. REQUIRES: as above.
+// Where the block of `t` at `offsets` begins, in elements after those of `t`, if its elements are row-major without
+// gaps; else nullopt. REQUIRES: as above.
+std::optional<int64_t> dense_offset(const at::Tensor& t, const Shape& offsets, const Shape& sizes);
+// The same as a pointer, if the block is in plain memory of a CPU; else null.
 const char* dense_block(const at::Tensor& t, const Shape& offsets, const Shape& sizes);
 
 // A view of `t`. REQUIRES: as above.

@@ -36,7 +36,7 @@ Pieces new_addends(absl::Span<const at::Tensor> like) {
 // Whether a member's own part of the only tensor lies between those of others. Then it is exchanged with them, so that
 // the tensor is sent from where it is (PackedExchange).
 bool goes_with_others(const Pieces& tensors, int64_t position, int64_t group_size) {
-  return tensors.size() == 1 && tensors[0].is_cpu() && position > 0 && position + 1 < group_size;
+  return tensors.size() == 1 && position > 0 && position + 1 < group_size;
 }
 
 }  // namespace
@@ -61,7 +61,7 @@ ExchangeStep reduce_scatter_by_exchange(const RankGroups& group, int64_t rank, a
     const size_t place = place_of.emplace_back(next[m.sender]++);
     if (place == sums.size()) sums.push_back(block_view(outputs[0][m.output], m.block.to, m.block.sizes));
     at::Tensor& own = in_place.emplace_back();
-    if (own_in_place && m.sender == rank && dense_block(inputs[0][m.input], m.block.from, m.block.sizes) != nullptr) {
+    if (own_in_place && m.sender == rank && dense_offset(inputs[0][m.input], m.block.from, m.block.sizes)) {
       own = block_view(inputs[0][m.input], m.block.from, m.block.sizes);
     } else {
       like.push_back(sums[place]);

@@ -74,7 +74,9 @@ class C10dCommunicator final : public Communicator {
   void do_exchange(const CommCall& call, Collective c, absl::Span<const Message> messages, const RankPieces& inputs,
                    const RankPieces& outputs) override {
     if (call.ranks.empty()) return;
-    run_exchange(begin(call, c, inputs), messages, inputs, outputs);
+    const bool gathers = c == Collective::kAllGather && gathers_equal_parts(backend_);
+    run_exchange(
+        begin(call, c, inputs), messages, inputs, outputs, [] {}, gathers);
   }
 
   void do_reduce_scatter(const CommCall& call, absl::Span<const Message> messages, const RankPieces& inputs,

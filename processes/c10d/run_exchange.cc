@@ -26,6 +26,7 @@ using ExchangePtr = std::shared_ptr<Exchange>;
 c10::intrusive_ptr<c10d::Work> start_packed(const ExchangePtr& exchange) {
   PackedExchange& packed = *exchange->packed;
   auto work = start_alone([&] {
+    if (packed.is_gather) return exchange->backend->_allgather_base(packed.receive, packed.send);
     return exchange->backend->alltoall_base(packed.receive, packed.send, packed.receive_bytes, packed.send_bytes);
   });
   if (packed.send.is_cpu()) packed.send = at::Tensor();  // the work has it
@@ -74,10 +75,10 @@ void add_stages(
 }  // namespace
 
 void run_exchange(const LinkCall& call, absl::Span<const Message> messages, const RankPieces& inputs,
-                  const RankPieces& outputs, std::function<void()> then) {
+                  const RankPieces& outputs, std::function<void()> then, bool gathers) {
   const ExchangePtr exchange = make_exchange(call);
   exchange->packed = std::make_shared<PackedExchange>(*call.call.group, call.job().rank(), call.device, messages,
-                                                      inputs, outputs, /*inputs_stay=*/!call.is_async());
+                                                      inputs, outputs, /*inputs_stay=*/!call.is_async(), gathers);
   if (call.link.members.size() == 1) return then();
   std::vector<StartWork> stages;
   add_stages(stages, exchange);
@@ -96,7 +97,8 @@ void run_all_reduce(const LinkCall& call, AllReduceSteps plan) {
   const auto steps = std::make_shared<std::vector<ExchangeStep>>(std::move(plan.steps));
   const auto pack = [group = *call.call.group, rank = call.job().rank(), device = call.device](const ExchangeStep& s,
                                                                                                bool inputs_stay) {
-    return std::make_shared<PackedExchange>(group, rank, device, s.messages, s.inputs, s.outputs, inputs_stay);
+    return std::make_shared<PackedExchange>(group, rank, device, s.messages, s.inputs, s.outputs, inputs_stay,
+                                            /*gathers=*/false);
   };
   const ExchangePtr first = make_exchange(call), second = make_exchange(call);
   first->packed = pack((*steps)[0], !call.is_async());

@@ -23,6 +23,7 @@
 #include "mesh/world.h"
 #include "processes/launch/launch_env.h"
 #include "tests/cuda/collectives.h"
+#include "tests/processes/packed_ranks.h"
 
 namespace dtensor {
 using namespace internal;
@@ -127,6 +128,22 @@ TEST_CASE("nccl: an infinity on one GPU is found on all") {
     at::_amp_foreach_non_finite_check_and_unscale_({on_mesh}, found, at::full({1}, 0.5, grad.options()));
     CHECK(found.item<float>() == (bad ? 1.f : 0.f));
     CHECK(full_tensor(on_mesh).cpu()[0].item<float>() == 1);
+  }
+}
+
+TEST_CASE("nccl: parts that lie in order on a GPU need no buffer") {
+  if (fewer_gpus_than(1)) return;
+  for (const int64_t n : {2, 3}) {
+    CAPTURE(n);
+    const PackedRanks ranks = all_to_all_of_parts(n, c10::Device("cuda:0"));
+    const RankPieces expected = ranks.expected();
+    std::vector<PackedExchange> packed = ranks.pack(/*inputs_stay=*/true);
+    for (int64_t r = 0; r < n; ++r) {
+      CHECK(is_memory_of(packed[r].send, ranks.inputs[r][0]));
+      CHECK(is_memory_of(packed[r].receive, ranks.outputs[r][0]));
+    }
+    transport(packed);
+    check_results(ranks, expected, packed);
   }
 }
 

@@ -111,7 +111,8 @@ std::vector<FirstMessages> first_messages(int64_t size, int64_t bytes, std::vect
     RankPieces in(1), out(1);
     for (int64_t r = 0; rank == 0 && r < size; ++r) in[0].push_back(values({bytes}, at::kByte, r));
     out[0].push_back(at::empty({bytes}, at::kByte));
-    packed.emplace_back(mesh.get_group(0), rank, c10::Device(c10::kCPU), parts, in, out, /*inputs_stay=*/true);
+    packed.emplace_back(mesh.get_group(0), rank, c10::Device(c10::kCPU), parts, in, out, /*inputs_stay=*/true,
+                        /*gathers=*/false);
     mark.position = rank;
     messages.emplace_back(mark, packed.back());
   }

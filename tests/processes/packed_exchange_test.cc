@@ -1,17 +1,13 @@
 // What the ranks of an exchange send and receive, and from which memory. All ranks are in this process.
 #include "processes/c10d/packed_exchange.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <numeric>
 
-#include "comm/block_copy.h"
-#include "mesh/device_mesh.h"
-#include "mesh/world.h"
 #include "processes/c10d/first_messages.h"
+#include "tests/processes/packed_ranks.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/property.h"
 #include "tests/testing/test_ranks.h"
@@ -23,57 +19,8 @@ namespace {
 
 using testing::draw;
 
-// The tensors of all ranks of an exchange, and what it writes.
-struct Ranks {
-  RankGroups group;
-  std::vector<Message> messages;
-  RankPieces inputs, outputs;  // per rank
-
-  explicit Ranks(int64_t size)
-      : group(DeviceMesh(World::abstract(size), {size}).get_group(0)), inputs(size), outputs(size) {}
-
-  // Element i of every output as the messages have it, 0 where none writes.
-  RankPieces expected() const {
-    RankPieces results(group.size);
-    for (int64_t r = 0; r < group.size; ++r) {
-      for (const at::Tensor& t : outputs[r]) results[r].push_back(at::zeros(t.sizes(), t.options()));
-    }
-    for (const Message& m : messages) copy_block(inputs[m.sender][m.input], results[m.receiver][m.output], m.block);
-    return results;
-  }
-
-  std::vector<PackedExchange> pack(bool inputs_stay) const {
-    std::vector<PackedExchange> packed;
-    for (int64_t r = 0; r < group.size; ++r) {
-      std::vector<Message> of_rank;
-      for (const Message& m : messages) {
-        if (m.sender == r || m.receiver == r) of_rank.push_back(m);
-      }
-      packed.emplace_back(group, r, c10::Device(c10::kCPU), of_rank, RankPieces{inputs[r]}, RankPieces{outputs[r]},
-                          inputs_stay);
-    }
-    return packed;
-  }
-};
-
-// The bytes that go to or come from the rank at `position`.
-at::Tensor part(const at::Tensor& memory, const std::vector<int64_t>& bytes, int64_t position) {
-  return memory.narrow(0, std::accumulate(bytes.begin(), bytes.begin() + position, int64_t{0}), bytes[position]);
-}
-
-// As an alltoall_base of the ranks does it.
-void transport(std::vector<PackedExchange>& packed) {
-  const auto n = static_cast<int64_t>(packed.size());
-  for (int64_t from = 0; from < n; ++from) {
-    for (int64_t to = 0; to < n; ++to) {
-      const at::Tensor sent = part(packed[from].send, packed[from].send_bytes, to);
-      part(packed[to].receive, packed[to].receive_bytes, from).copy_(sent);
-    }
-  }
-}
-
 // As two exchanges of first_messages.h, or one where these hold all. False if they do not.
-bool transport_by_first_messages(const Ranks& ranks, std::vector<PackedExchange>& packed) {
+bool transport_by_first_messages(const PackedRanks& ranks, std::vector<PackedExchange>& packed) {
   const auto n = static_cast<int64_t>(packed.size());
   std::vector<FirstMessages> messages;
   for (int64_t r = 0; r < n; ++r) {
@@ -94,37 +41,10 @@ bool transport_by_first_messages(const Ranks& ranks, std::vector<PackedExchange>
   return all;
 }
 
-bool is_memory_of(const at::Tensor& bytes, const at::Tensor& tensor) {
-  const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
-  const auto* at = static_cast<const char*>(bytes.const_data_ptr());
-  return at >= begin && at < begin + tensor.nbytes();
-}
-
-void check_results(const Ranks& ranks, const RankPieces& expected, const std::vector<PackedExchange>& packed) {
-  for (int64_t r = 0; r < ranks.group.size; ++r) {
-    packed[r].unpack();
-    for (size_t k = 0; k < expected[r].size(); ++k) {
-      INFO("output " << k << " of rank " << r);
-      REQUIRE(at::equal(ranks.outputs[r][k], expected[r][k]));
-    }
-  }
-}
-
-// Every rank sends rank p the p-th of n parts, of p + 1 elements, and puts what it gets in the order of the ranks.
-Ranks all_to_all_of_parts(int64_t n) {
-  Ranks ranks(n);
-  for (int64_t r = 0; r < n; ++r) {
-    ranks.inputs[r].push_back(values({n * (n + 1) / 2}, at::kInt, r));
-    ranks.outputs[r].push_back(at::zeros({n * (r + 1)}, at::kInt));
-    for (int64_t p = 0; p < n; ++p) ranks.messages.push_back({r, p, 0, 0, {{p * (p + 1) / 2}, {r * (p + 1)}, {p + 1}}});
-  }
-  return ranks;
-}
-
 TEST_CASE("packed exchange: parts that lie in order need no buffer", "[processes][packed_exchange]") {
   const int64_t n = GENERATE(2, 3, 5);
   CAPTURE(n);
-  const Ranks ranks = all_to_all_of_parts(n);
+  const PackedRanks ranks = all_to_all_of_parts(n);
   const RankPieces expected = ranks.expected();
   std::vector<PackedExchange> packed = ranks.pack(/*inputs_stay=*/true);
   for (int64_t r = 0; r < n; ++r) {
@@ -142,7 +62,7 @@ TEST_CASE("packed exchange: parts that lie in order need no buffer", "[processes
 TEST_CASE("packed exchange: inputs that may change are copied at once", "[processes][packed_exchange]") {
   const int64_t n = GENERATE(2, 3, 5);
   CAPTURE(n);
-  const Ranks ranks = all_to_all_of_parts(n);
+  const PackedRanks ranks = all_to_all_of_parts(n);
   const RankPieces expected = ranks.expected();
   std::vector<PackedExchange> packed = ranks.pack(/*inputs_stay=*/false);
   for (int64_t r = 0; r < n; ++r) {
@@ -156,7 +76,7 @@ TEST_CASE("packed exchange: inputs that may change are copied at once", "[proces
 
 TEST_CASE("packed exchange: rows and columns of a matrix", "[processes][packed_exchange]") {
   constexpr int64_t kRanks = 3;
-  Ranks ranks(kRanks);  // every rank has a row of blocks and gets a column of them
+  PackedRanks ranks(kRanks);  // every rank has a row of blocks and gets a column of them
   for (int64_t r = 0; r < kRanks; ++r) {
     ranks.inputs[r].push_back(values({2, 6}, at::kFloat, r));
     ranks.outputs[r].push_back(at::zeros({6, 2}, at::kFloat));
@@ -174,7 +94,7 @@ TEST_CASE("packed exchange: rows and columns of a matrix", "[processes][packed_e
 
 TEST_CASE("packed exchange: a large part of a rank's own needs no second exchange", "[processes][packed_exchange]") {
   constexpr int64_t kRanks = 3, kOwn = 100'000, kOther = 10;
-  Ranks ranks(kRanks);
+  PackedRanks ranks(kRanks);
   for (int64_t r = 0; r < kRanks; ++r) {
     ranks.inputs[r].push_back(values({kOwn + 2 * kOther}, at::kByte, r));
     ranks.outputs[r].push_back(at::zeros({kOwn + 2 * kOther}, at::kByte));
@@ -188,6 +108,52 @@ TEST_CASE("packed exchange: a large part of a rank's own needs no second exchang
   CHECK(packed[1].send_bytes[1] == kOwn);
   CHECK(transport_by_first_messages(ranks, packed));
   check_results(ranks, expected, packed);
+}
+
+// Every rank has rows of a matrix, or columns, and all get the whole. `sizes`: of the parts.
+PackedRanks all_gather(const std::vector<int64_t>& sizes, bool of_columns) {
+  const auto n = static_cast<int64_t>(sizes.size());
+  const int64_t whole = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  PackedRanks ranks(n);
+  int64_t begin = 0;
+  for (int64_t r = 0; r < n; begin += sizes[r++]) {
+    const Shape part = of_columns ? Shape{3, sizes[r]} : Shape{sizes[r], 3};
+    const Shape at = of_columns ? Shape{0, begin} : Shape{begin, 0};
+    ranks.inputs[r].push_back(values({part.data(), part.size()}, at::kFloat, r));
+    ranks.outputs[r].push_back(of_columns ? at::zeros({3, whole}) : at::zeros({whole, 3}));
+    for (int64_t p = 0; p < n; ++p) ranks.messages.push_back({r, p, 0, 0, {{0, 0}, at, part}});
+  }
+  return ranks;
+}
+
+TEST_CASE("packed exchange: an all-gather of equal parts sends one copy", "[processes][packed_exchange]") {
+  const bool of_columns = GENERATE(false, true), inputs_stay = GENERATE(false, true);
+  for (const std::vector<int64_t>& sizes :
+       std::vector<std::vector<int64_t>>{{4}, {2, 2}, {2, 2, 2}, {2, 2, 1}, {0, 0}}) {
+    CAPTURE(sizes, of_columns, inputs_stay);
+    const auto n = static_cast<int64_t>(sizes.size());
+    const bool are_equal = n > 1 && sizes[0] > 0 && sizes.back() == sizes[0];
+    const PackedRanks ranks = all_gather(sizes, of_columns);
+    const RankPieces expected = ranks.expected();
+    std::vector<PackedExchange> packed = ranks.pack(inputs_stay, /*gathers=*/true);
+    for (int64_t r = 0; r < n; ++r) {
+      REQUIRE(packed[r].is_gather == are_equal);
+      if (!are_equal) continue;
+      CHECK(packed[r].send.numel() == sizes[r] * 3 * 4);
+      CHECK(is_memory_of(packed[r].send, ranks.inputs[r][0]) == inputs_stay);
+      CHECK(is_memory_of(packed[r].receive, ranks.outputs[r][0]) == !of_columns);
+      if (!inputs_stay) ranks.inputs[r][0].zero_();
+    }
+    if (are_equal) {  // as an all-gather of the ranks does it
+      for (int64_t to = 0; to < n; ++to) {
+        for (int64_t from = 0; from < n; ++from)
+          part(packed[to].receive, packed[to].receive_bytes, from).copy_(packed[from].send);
+      }
+    } else {
+      transport(packed);
+    }
+    check_results(ranks, expected, packed);
+  }
 }
 
 // A tensor's blocks one after the other, in any order, with gaps or without.
@@ -212,9 +178,9 @@ Cuts draw_cuts(const std::vector<int64_t>& sizes) {
 }
 
 // Of ranks with up to two tensors each, of two dtypes.
-Ranks draw_ranks() {
+PackedRanks draw_ranks() {
   const int64_t n = draw(1, 5), tensors = draw(1, 2), most = draw(0, 3) == 0 ? 5000 : 5;
-  Ranks ranks(n);
+  PackedRanks ranks(n);
   // sizes[k][s][r]: elements of tensor k that rank s sends rank r
   std::vector<std::vector<std::vector<int64_t>>> sizes(tensors,
                                                        std::vector<std::vector<int64_t>>(n, std::vector<int64_t>(n)));
@@ -245,7 +211,7 @@ Ranks draw_ranks() {
 TEST_CASE("packed exchange: random parts arrive", "[processes][packed_exchange]") {
   int sent_in_place = 0, received_in_place = 0, with_own = 0, in_first_messages = 0;
   REQUIRE(testing::holds("parts", 600, [&] {
-    const Ranks ranks = draw_ranks();
+    const PackedRanks ranks = draw_ranks();
     const RankPieces expected = ranks.expected();
     const bool inputs_stay = draw(0, 1) == 0;
     std::vector<PackedExchange> packed = ranks.pack(inputs_stay);

@@ -1,0 +1,100 @@
+// What the ranks of an exchange send and receive, all of them in this process.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "comm/block_copy.h"
+#include "mesh/device_mesh.h"
+#include "mesh/world.h"
+#include "processes/c10d/packed_exchange.h"
+#include "tests/testing/catch_torch.h"
+#include "tests/testing/test_ranks.h"
+
+namespace dtensor {
+
+// The tensors of all ranks of an exchange, and what it writes.
+struct PackedRanks {
+  c10::Device device;
+  RankGroups group;
+  std::vector<internal::Message> messages;
+  internal::RankPieces inputs, outputs;  // per rank
+
+  explicit PackedRanks(int64_t size, c10::Device on = c10::kCPU)
+      : device(on), group(DeviceMesh(World::abstract(size), {size}).get_group(0)), inputs(size), outputs(size) {}
+
+  // Element i of every output as the messages have it, 0 where none writes.
+  internal::RankPieces expected() const {
+    internal::RankPieces results(group.size);
+    for (int64_t r = 0; r < group.size; ++r) {
+      for (const at::Tensor& t : outputs[r]) results[r].push_back(at::zeros(t.sizes(), t.options()));
+    }
+    for (const internal::Message& m : messages)
+      internal::copy_block(inputs[m.sender][m.input], results[m.receiver][m.output], m.block);
+    return results;
+  }
+
+  std::vector<internal::PackedExchange> pack(bool inputs_stay, bool gathers = false) const {
+    std::vector<internal::PackedExchange> packed;
+    for (int64_t r = 0; r < group.size; ++r) {
+      std::vector<internal::Message> of_rank;
+      for (const internal::Message& m : messages) {
+        if (m.sender == r || m.receiver == r) of_rank.push_back(m);
+      }
+      packed.emplace_back(group, r, device, of_rank, internal::RankPieces{inputs[r]}, internal::RankPieces{outputs[r]},
+                          inputs_stay, gathers);
+    }
+    return packed;
+  }
+};
+
+// The bytes that go to or come from the rank at `position`.
+inline at::Tensor part(const at::Tensor& memory, const std::vector<int64_t>& bytes, int64_t position) {
+  return memory.narrow(0, std::accumulate(bytes.begin(), bytes.begin() + position, int64_t{0}), bytes[position]);
+}
+
+// As an alltoall_base of the ranks does it.
+inline void transport(std::vector<internal::PackedExchange>& packed) {
+  const auto n = static_cast<int64_t>(packed.size());
+  for (int64_t from = 0; from < n; ++from) {
+    for (int64_t to = 0; to < n; ++to) {
+      const at::Tensor sent = part(packed[from].send, packed[from].send_bytes, to);
+      part(packed[to].receive, packed[to].receive_bytes, from).copy_(sent);
+    }
+  }
+}
+
+inline bool is_memory_of(const at::Tensor& bytes, const at::Tensor& tensor) {
+  const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
+  const auto* at = static_cast<const char*>(bytes.const_data_ptr());
+  return at >= begin && at < begin + tensor.nbytes();
+}
+
+inline void check_results(const PackedRanks& ranks, const internal::RankPieces& expected,
+                          const std::vector<internal::PackedExchange>& packed) {
+  for (int64_t r = 0; r < ranks.group.size; ++r) {
+    packed[r].unpack();
+    for (size_t k = 0; k < expected[r].size(); ++k) {
+      INFO("output " << k << " of rank " << r);
+      REQUIRE(at::equal(ranks.outputs[r][k], expected[r][k]));
+    }
+  }
+}
+
+// Every rank sends rank p the p-th of n parts, of p + 1 elements, and puts what it gets in the order of the ranks.
+inline PackedRanks all_to_all_of_parts(int64_t n, c10::Device device = c10::kCPU) {
+  PackedRanks ranks(n, device);
+  for (int64_t r = 0; r < n; ++r) {
+    ranks.inputs[r].push_back(values({n * (n + 1) / 2}, at::kInt, r).to(device));
+    ranks.outputs[r].push_back(at::zeros({n * (r + 1)}, at::TensorOptions().dtype(at::kInt).device(device)));
+    for (int64_t p = 0; p < n; ++p) ranks.messages.push_back({r, p, 0, 0, {{p * (p + 1) / 2}, {r * (p + 1)}, {p + 1}}});
+  }
+  return ranks;
+}
+
+}  // namespace dtensor
