@@ -15,22 +15,28 @@ struct Backend {
   CommBackend backend;
   std::string_view name;
   Transport transport;
-  bool all_gathers;  // gathers_equal_parts()
-  // Whether it reduces itself at all.
-  bool all_reduces, reduce_scatters;
+  bool has_all_gather = false;                        // has_all_gather()
+  bool all_reduces = false, reduce_scatters = false;  // whether it reduces itself at all
 };
 
 constexpr Backend kBackends[] = {
-    // Gloo could reduce, but not in the order of the group, and a job gives the bits of one process. Its all-gather
-    // took
-    // longer than its alltoall with these copies, and c10d copies what comes of it.
-    {CommBackend::kGloo, "Gloo", Transport::kAllToAll, false, false, false},
+    // Gloo could reduce, but not in the order of the group, and a job gives the bits of one process. Its all-gather was
+    // slower than its alltoall even with a copy per receiver (4 processes on 2 cores), and c10d copies the result.
+    {.backend = CommBackend::kGloo, .name = "Gloo", .transport = Transport::kAllToAll},
     // A reduce_scatter by exchange sends the same bytes as NCCL's own. In a transfer between meshes not every rank has
-    // an addend
-    // for everybody, and no rank knows of all the others whether they do, so they could not agree on another form.
-    {CommBackend::kNccl, "NCCL", Transport::kAllToAll, true, true, false},
-    {CommBackend::kNcclLocal, "NCCL in one process", Transport::kSendReceive, false, true, true},
-    {CommBackend::kCopies, "copies in one process", Transport::kCopies, false, false, false},
+    // an addend for everybody, and no rank knows of all the others whether they do, so they could not agree on another
+    // form.
+    {.backend = CommBackend::kNccl,
+     .name = "NCCL",
+     .transport = Transport::kAllToAll,
+     .has_all_gather = true,
+     .all_reduces = true},
+    {.backend = CommBackend::kNcclLocal,
+     .name = "NCCL in one process",
+     .transport = Transport::kSendReceive,
+     .all_reduces = true,
+     .reduce_scatters = true},
+    {.backend = CommBackend::kCopies, .name = "copies in one process", .transport = Transport::kCopies},
 };
 
 struct Row {
@@ -69,7 +75,7 @@ at::ScalarType signed_of(at::ScalarType dtype) { return dtype == at::kUInt32 ? a
 
 Transport transport_of(CommBackend backend) { return entry(backend).transport; }
 
-bool gathers_equal_parts(CommBackend backend) { return entry(backend).all_gathers; }
+bool has_all_gather(CommBackend backend) { return entry(backend).has_all_gather; }
 
 Reduction reduction_by(CommBackend backend, Collective c, at::ScalarType dtype, ReduceOp op) {
   const auto row = std::find_if(std::begin(kNccl), std::end(kNccl), [&](const Row& r) { return r.dtype == dtype; });

@@ -25,14 +25,14 @@ inline constexpr std::array<CommBackend, 4> kCommBackends = {CommBackend::kGloo,
 
 // The transport for the blocks of an exchange, of every dtype, even or uneven.
 enum class Transport : uint8_t {
-  kAllToAll,     // one alltoall_base of bytes, packed where blocks do not lie in a row
+  kAllToAll,     // one alltoall_base of bytes, packed where blocks are not adjacent in memory
   kSendReceive,  // grouped sends and receives, packed where a block does not lie in a row
   kCopies,       // copies from tensor to tensor
 };
 Transport transport_of(CommBackend backend);
-// Whether it has an all-gather of equal parts that is better than an exchange, in which a rank has a copy of its part
-// for each receiver.
-bool gathers_equal_parts(CommBackend backend);
+// Whether an all_gather of equal parts uses the backend's own all-gather, which needs one copy of a rank's part instead
+// of one per receiver.
+bool has_all_gather(CommBackend backend);
 
 // In what form a backend is asked to reduce.
 enum class Carrier : uint8_t {

@@ -19,32 +19,21 @@ struct Dim {
 };
 using Dims = absl::InlinedVector<Dim, 6>;
 
-// A block in the memory of both tensors. Strides and offsets in bytes.
-struct Walk {
-  Dims dims;  // without those of size 1, neighbours as one where both sides allow it
-  int64_t from = 0, to = 0;
-};
-
-Walk walk_of(const at::Tensor& from, const at::Tensor& to, const Block& block) {
+// Without dims of size 1, neighbours as one where both sides allow it.
+Dims collapsed(const at::Tensor& from, const at::Tensor& to, const Shape& sizes) {
   const int64_t item = static_cast<int64_t>(to.element_size());
   const auto from_strides = from.strides(), to_strides = to.strides();
-  const int64_t* const sizes = block.sizes.data();
-  const int64_t* const from_offsets = block.from.data();
-  const int64_t* const to_offsets = block.to.data();
-  Walk walk;
-  Dim* last = nullptr;
-  for (size_t d = 0; d < block.sizes.size(); ++d) {
+  Dims dims;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 1) continue;
     const Dim dim{sizes[d], from_strides[d] * item, to_strides[d] * item};
-    walk.from += from_offsets[d] * dim.from;
-    walk.to += to_offsets[d] * dim.to;
-    if (dim.size == 1) continue;
-    if (last != nullptr && last->from == dim.size * dim.from && last->to == dim.size * dim.to) {
-      *last = {last->size * dim.size, dim.from, dim.to};
+    if (!dims.empty() && dims.back().from == dim.size * dim.from && dims.back().to == dim.size * dim.to) {
+      dims.back() = {dims.back().size * dim.size, dim.from, dim.to};
     } else {
-      last = &walk.dims.emplace_back(dim);
+      dims.push_back(dim);
     }
   }
-  return walk;
+  return dims;
 }
 
 template <int64_t kBytes>
@@ -71,9 +60,8 @@ void copy_row(const char* from, char* to, int64_t n, const Dim& dim, int64_t run
 
 // All `count` runs that `dims` (at least one) enumerate, the last dim fastest.
 void copy_rows(const char* from, char* to, const Dims& dims, int64_t run, int64_t count) {
-  const Dim& last = dims.back();
-  if (dims.size() == 1) return copy_row(from, to, last.size, last, run);
   absl::InlinedVector<int64_t, 6> index(dims.size());
+  const Dim& last = dims.back();
   for (int64_t done = 0; done < count; done += last.size) {
     copy_row(from, to, last.size, last, run);
     for (size_t d = dims.size() - 1; d-- > 0;) {
@@ -100,6 +88,10 @@ int64_t numel_of(const Shape& sizes) {
   int64_t numel = 1;
   for (int64_t size : sizes) numel *= size;
   return numel;
+}
+
+bool is_plain_memory_on(const at::Tensor& t, c10::Device device) {
+  return t.device() == device && t.layout() == at::kStrided && !t.is_conj() && !t.is_neg() && !t._is_zerotensor();
 }
 
 std::optional<int64_t> dense_offset(const at::Tensor& t, const Shape& offsets, const Shape& sizes) {
@@ -130,8 +122,7 @@ void copy_block(const at::Tensor& from, const at::Tensor& to, const Block& block
   const auto by_aten = [&] { block_view(to, block.to, block.sizes).copy_(block_view(from, block.from, block.sizes)); };
   if (!is_plain_memory(from) || !is_plain_memory(to)) return by_aten();
 
-  Walk walk = walk_of(from, to, block);
-  Dims& dims = walk.dims;
+  Dims dims = collapsed(from, to, block.sizes);
   const int64_t item = static_cast<int64_t>(to.element_size());
   int64_t run = item;  // bytes that lie in a row on both sides
   if (!dims.empty() && dims.back().from == item && dims.back().to == item) {
@@ -142,8 +133,8 @@ void copy_block(const at::Tensor& from, const at::Tensor& to, const Block& block
     return by_aten();
   }
   if (count * run >= kManyBytes && at::get_num_threads() > 1) return by_aten();
-  const char* source = static_cast<const char*>(from.const_data_ptr()) + walk.from;
-  char* target = static_cast<char*>(to.mutable_data_ptr()) + walk.to;
+  const char* source = static_cast<const char*>(from.const_data_ptr()) + offset_of(from, block.from) * item;
+  char* target = static_cast<char*>(to.mutable_data_ptr()) + offset_of(to, block.to) * item;
   if (dims.empty()) {
     std::memcpy(target, source, run);
   } else {

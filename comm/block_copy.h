@@ -7,6 +7,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <c10/core/DispatchKeySet.h>
 
 #include <cstdint>
@@ -24,6 +25,8 @@ inline bool is_plain_memory(const at::Tensor& t) {
   const c10::DispatchKeySet keys = t.key_set();
   return keys.has_all(c10::DispatchKeySet(c10::DispatchKey::CPU)) && !keys.has_any(kNotAsStored);
 }
+// The same of a tensor on any device, which must be `device`.
+bool is_plain_memory_on(const at::Tensor& t, c10::Device device);
 int64_t numel_of(const Shape& sizes);
 
 // Writes the block of `from` that begins at block.from over that of `to` at block.to; devices may differ.
@@ -34,8 +37,8 @@ void copy_block(const at::Tensor& from, const at::Tensor& to, const Block& block
 // Makes the block of `to` zeros. REQUIRES: as above.
 void clear_block(const at::Tensor& to, const Block& block);
 
-// Where the block of `t` at `offsets` begins, in elements after those of `t`, if its elements are row-major without
-// gaps; else nullopt. REQUIRES: as above.
+// The offset of the block of `t` at `offsets` from the first element of `t`, in elements, if the block is row-major
+// without gaps; else nullopt. REQUIRES: as above.
 std::optional<int64_t> dense_offset(const at::Tensor& t, const Shape& offsets, const Shape& sizes);
 // The same as a pointer, if the block is in plain memory of a CPU; else null.
 const char* dense_block(const at::Tensor& t, const Shape& offsets, const Shape& sizes);

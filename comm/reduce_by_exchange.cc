@@ -14,7 +14,7 @@ namespace dtensor::internal {
 namespace {
 
 // Tensors of these sizes and options, without values. Those of one dtype lie one right after the other, so that an
-// exchange can receive them where they are.
+// exchange can receive into them (ByteExchange).
 Pieces new_addends(absl::Span<const at::Tensor> like) {
   int64_t total = 0;
   bool is_one_dtype = true;
@@ -33,51 +33,64 @@ Pieces new_addends(absl::Span<const at::Tensor> like) {
   return addends;
 }
 
-// Whether a member's own part of the only tensor lies between those of others. Then it is exchanged with them, so that
-// the tensor is sent from where it is (PackedExchange).
-bool goes_with_others(const Pieces& tensors, int64_t position, int64_t group_size) {
+// Whether the messages of the only tensor are adjacent only together with the member's message to itself, which lies
+// between those to others. Then that message is exchanged, too, so that the exchange needs no buffer (ByteExchange).
+bool own_lies_between(const Pieces& tensors, int64_t position, int64_t group_size) {
   return tensors.size() == 1 && position > 0 && position + 1 < group_size;
 }
+
+// An addend of a reduce_scatter for this rank.
+struct Addend {
+  Message message;
+  size_t place;         // in the output
+  at::Tensor in_place;  // the rank's own, where it is; else undefined, and it is exchanged
+};
 
 }  // namespace
 
 ExchangeStep reduce_scatter_by_exchange(const RankGroups& group, int64_t rank, absl::Span<const Message> messages,
                                         const RankPieces& inputs, const RankPieces& outputs, ReduceOp op,
                                         bool inputs_stay) {
-  const bool own_in_place = inputs_stay && !goes_with_others(inputs[0], group.position_of[rank], group.size);
+  const bool own_in_place = inputs_stay && !own_lies_between(inputs[0], group.position_of[rank], group.size);
   ExchangeStep step{{}, inputs, RankPieces(1), {}};
-  std::vector<Message> received;
-  for (const Message& m : messages) (m.receiver == rank ? received : step.messages).push_back(m);
-  std::stable_sort(received.begin(), received.end(), [&](const Message& a, const Message& b) {
-    return group.position_of[a.sender] < group.position_of[b.sender];
+  std::vector<Addend> addends;
+  for (const Message& m : messages) {
+    if (m.receiver == rank) {
+      addends.push_back({m, 0, {}});
+    } else {
+      step.messages.push_back(m);
+    }
+  }
+  std::stable_sort(addends.begin(), addends.end(), [&](const Addend& a, const Addend& b) {
+    return group.position_of[a.message.sender] < group.position_of[b.message.sender];
   });
 
   std::vector<at::Tensor> sums;               // the places in the outputs
-  std::vector<size_t> place_of;               // per message
-  std::vector<at::Tensor> in_place;           // per message, the addend where it is, or undefined
-  std::vector<at::Tensor> like;               // per other message, its place
+  std::vector<at::Tensor> like;               // per addend that is exchanged
   absl::flat_hash_map<int64_t, size_t> next;  // per sender, which place comes next
-  for (const Message& m : received) {
-    const size_t place = place_of.emplace_back(next[m.sender]++);
-    if (place == sums.size()) sums.push_back(block_view(outputs[0][m.output], m.block.to, m.block.sizes));
-    at::Tensor& own = in_place.emplace_back();
-    if (own_in_place && m.sender == rank && dense_offset(inputs[0][m.input], m.block.from, m.block.sizes)) {
-      own = block_view(inputs[0][m.input], m.block.from, m.block.sizes);
+  for (Addend& a : addends) {
+    const Message& m = a.message;
+    a.place = next[m.sender]++;
+    if (a.place == sums.size()) sums.push_back(block_view(outputs[0][m.output], m.block.to, m.block.sizes));
+    const bool is_in_place =
+        own_in_place && m.sender == rank && dense_offset(inputs[0][m.input], m.block.from, m.block.sizes).has_value();
+    if (is_in_place) {
+      a.in_place = block_view(inputs[0][m.input], m.block.from, m.block.sizes);
     } else {
-      like.push_back(sums[place]);
+      like.push_back(sums[a.place]);
     }
   }
 
-  Pieces& addends = step.outputs[0] = new_addends(like);
+  Pieces& exchanged = step.outputs[0] = new_addends(like);
   std::vector<std::vector<at::Tensor>> of_place(sums.size());  // the addends of each in the order of the group
   int64_t to_me = 0;
-  for (size_t i = 0; i < received.size(); ++i) {
-    if (in_place[i].defined()) {
-      of_place[place_of[i]].push_back(in_place[i]);
+  for (Addend& a : addends) {
+    if (a.in_place.defined()) {
+      of_place[a.place].push_back(std::move(a.in_place));
       continue;
     }
-    of_place[place_of[i]].push_back(addends[to_me]);
-    Message& m = step.messages.emplace_back(std::move(received[i]));
+    of_place[a.place].push_back(exchanged[to_me]);
+    Message& m = step.messages.emplace_back(std::move(a.message));
     m.output = to_me++;
     m.block.to.assign(m.block.sizes.size(), 0);
   }
@@ -89,7 +102,7 @@ ExchangeStep reduce_scatter_by_exchange(const RankGroups& group, int64_t rank, a
 
 namespace {
 
-// How the members of an all_reduce share it out.
+// Which part of each tensor each member of an all_reduce reduces.
 struct Shares {
   absl::Span<const int64_t> members;
   int64_t position;  // of this member
@@ -97,7 +110,6 @@ struct Shares {
 
   int64_t count() const { return static_cast<int64_t>(members.size()); }
   int64_t rank() const { return members[position]; }
-  // What the member at `p` reduces of a tensor of `numel` elements.
   IndexRange of(int64_t p, int64_t numel) const {
     return in_one_step ? IndexRange{0, numel} : chunk(numel, count(), p);
   }
@@ -107,13 +119,16 @@ struct Shares {
 // Every member's addends go to the members that reduce them. `sums`: where this one writes its sums, one per input.
 ExchangeStep exchange_of_addends(const Shares& shares, Pieces inputs, const Pieces& sums, ReduceOp op,
                                  bool own_in_place) {
-  const int64_t n = shares.count(), rank = shares.rank();
+  const int64_t rank = shares.rank();
   ExchangeStep step{{}, RankPieces(1), RankPieces(1), {}};
-  std::vector<at::Tensor> like;  // per addend that is exchanged, by position, then by tensor
-  for (int64_t p = 0; p < n; ++p) {
-    if (p == shares.position && own_in_place) continue;
+  std::vector<at::Tensor> like;                                 // per addend that is exchanged
+  std::vector<std::vector<int64_t>> addends_of(inputs.size());  // per tensor and member: which of these; -1: in place
+  for (int64_t p = 0; p < shares.count(); ++p) {
+    const bool in_place = p == shares.position && own_in_place;
     for (size_t k = 0; k < inputs.size(); ++k) {
       const auto tensor = static_cast<int64_t>(k), to_me = static_cast<int64_t>(like.size());
+      addends_of[k].push_back(in_place ? -1 : to_me);
+      if (in_place) continue;
       const IndexRange mine = shares.mine(inputs[k].numel()), part = shares.of(p, inputs[k].numel());
       like.push_back(sums[k]);
       if (part.size > 0 && p != shares.position)
@@ -124,13 +139,10 @@ ExchangeStep exchange_of_addends(const Shares& shares, Pieces inputs, const Piec
   }
   step.outputs[0] = new_addends(like);
   std::vector<std::vector<at::Tensor>> addends(inputs.size());  // per tensor, in the order of the group
-  size_t next = 0;
-  for (int64_t p = 0; p < n; ++p) {
-    for (size_t k = 0; k < inputs.size(); ++k) {
-      const IndexRange mine = shares.mine(inputs[k].numel());
-      addends[k].push_back(p == shares.position && own_in_place ? inputs[k].narrow(0, mine.begin, mine.size)
-                                                                : step.outputs[0][next++]);
-    }
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    const IndexRange mine = shares.mine(inputs[k].numel());
+    for (const int64_t i : addends_of[k])
+      addends[k].push_back(i < 0 ? inputs[k].narrow(0, mine.begin, mine.size) : step.outputs[0][i]);
   }
   step.inputs[0] = std::move(inputs);
   step.then = [sums, addends = std::move(addends), op] {
@@ -176,7 +188,7 @@ AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t
     const IndexRange mine = shares.mine(t.numel());
     sums.push_back(result.view({-1}).narrow(0, mine.begin, mine.size));
   }
-  const bool with_own = !shares.in_one_step && goes_with_others(flat, position, n);
+  const bool with_own = !shares.in_one_step && own_lies_between(flat, position, n);
   plan.steps.push_back(exchange_of_addends(shares, std::move(flat), sums, op, inputs_stay && !with_own));
   if (!shares.in_one_step) plan.steps.push_back(exchange_of_sums(shares, plan.results, std::move(sums), with_own));
   return plan;
@@ -186,8 +198,9 @@ int64_t all_reduce_by_exchange_bytes(at::ScalarType dtype, ReduceOp op, int64_t 
   const auto item = static_cast<int64_t>(c10::elementSize(dtype));
   const bool small = bytes * group_size <= kSmallAllReduceBytes;
   // For the first rank's sum, which has the largest part: the addends of the others, the messages, which the backend's
-  // thread may release late, and the memory of reduce_in_order(). The second exchange needs less, as the addends are
-  // freed.
+  // thread may release late, and the memory of reduce_in_order(). Of one contiguous tensor messages need less, or
+  // nothing, but in the second exchange of several tensors, and in that of one tensor between more than two members,
+  // they need that while the addends may not be released yet.
   const int64_t part = small ? bytes : chunk(bytes / item, group_size, 0).size * item;
   const int64_t sent = small ? (group_size - 1) * bytes : bytes - part, received = (group_size - 1) * part;
   const int64_t reducing = part / item * reduce_in_order_bytes(dtype, op);

@@ -34,8 +34,8 @@ struct AllReduceSteps {
 // For the member at `position`. `inputs_stay`: as above.
 AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t position,
                                       const std::vector<at::Tensor>& inputs, ReduceOp op, bool inputs_stay);
-// Bytes that this holds at most at once, on any rank, if the inputs stay, besides inputs and results: the messages,
-// packed, and what is reduced. Where messages need no buffers, it is less. `bytes`: of the inputs of a rank.
+// Upper bound of the bytes that this holds at once on any rank, if the inputs stay, besides inputs and results:
+// addends, buffers of messages, and the memory of reduce_in_order(). `bytes`: of the inputs of a rank.
 int64_t all_reduce_by_exchange_bytes(at::ScalarType dtype, ReduceOp op, int64_t bytes, int64_t group_size);
 
 // Communicator::scratch_bytes() of processes that reduce as backend_capabilities.h says of `backend`, and by exchanges

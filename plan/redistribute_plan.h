@@ -51,8 +51,8 @@ struct RedistributeStep {
   // Alive at once on the rank that needs most: input, output and, if messages are packed by the cost model, the buffers
   // for all that it sends and receives; for a reduce_scatter also a copy of every addend. An all_reduce depends on the
   // world's backend: Gloo, over processes on CPU, exchanges addends; elsewhere as NCCL, in place of the output. As
-  // exact as `bytes`, if tensors of one dtype are sent and the input is contiguous; but between processes a rank needs
-  // less where parts lie one right after the other in its tensors, which takes no buffers.
+  // exact as `bytes` if tensors of one dtype are sent and the input is contiguous, except between processes: there it
+  // is an upper bound, as adjacent parts need no buffer.
   int64_t peak_bytes = 0;
   double seconds = 0;  // estimate
 

@@ -74,9 +74,8 @@ class C10dCommunicator final : public Communicator {
   void do_exchange(const CommCall& call, Collective c, absl::Span<const Message> messages, const RankPieces& inputs,
                    const RankPieces& outputs) override {
     if (call.ranks.empty()) return;
-    const bool gathers = c == Collective::kAllGather && gathers_equal_parts(backend_);
-    run_exchange(
-        begin(call, c, inputs), messages, inputs, outputs, [] {}, gathers);
+    const bool may_all_gather = c == Collective::kAllGather && has_all_gather(backend_);
+    run_exchange(begin(call, c, inputs), messages, inputs, outputs, may_all_gather);
   }
 
   void do_reduce_scatter(const CommCall& call, absl::Span<const Message> messages, const RankPieces& inputs,
@@ -85,7 +84,7 @@ class C10dCommunicator final : public Communicator {
     const LinkCall link_call = begin(call, Collective::kReduceScatter, inputs);
     const ExchangeStep step = reduce_scatter_by_exchange(*call.group, job_->rank(), messages, inputs, outputs, op,
                                                          /*inputs_stay=*/!link_call.is_async());
-    run_exchange(link_call, step.messages, step.inputs, step.outputs, step.then);
+    run_exchange(link_call, step.messages, step.inputs, step.outputs, /*may_all_gather=*/false, step.then);
   }
 
   RankPieces do_all_reduce(const CommCall& call, const RankPieces& inputs, ReduceOp op) override {

@@ -1,8 +1,8 @@
 // Collectives between processes, one rank each, carried by c10d backends: Gloo on CPU, NCCL on CUDA.
 //
-// What every backend can do is to move bytes: exchanges go as one alltoall_base of bytes (packed_exchange.h), so uneven
-// parts and all dtypes work everywhere. What it reduces itself, and what is emulated, stands in
-// comm/backend_capabilities.h.
+// What every backend can do is to move bytes: exchanges go as one alltoall_base of bytes (byte_exchange.h), so uneven
+// parts and all dtypes work everywhere; with NCCL an all_gather of equal parts goes by _allgather_base. What it reduces
+// itself, and what is emulated, stands in comm/backend_capabilities.h.
 //
 // With Gloo a call returns when it is done, but with CommCall::work when it has its place in the order in which the
 // calls of its group begin. With NCCL it returns when it is under way: the current stream waits for it, the host does

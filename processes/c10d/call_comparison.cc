@@ -60,7 +60,7 @@ void compare_on_cpu(const LinkCall& call, uint64_t value) {
   CommCall waits = call.call;
   waits.work = nullptr;
   run_exchange({call.calls, call.device, call.link, waits, call.collective, call.number, call.moved_before, value, {}},
-               {}, RankPieces(1), RankPieces(1));
+               {}, RankPieces(1), RankPieces(1), /*may_all_gather=*/false);
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ int64_t room_for_part(size_t size) {
 struct Header {
   uint64_t fingerprint;
   int64_t bytes;  // from this sender to this receiver
-  int64_t large;  // 1: some part of the sender's does not fit a message
+  int64_t large;  // 1: a part that the sender sends to or receives from another rank does not fit a message
 };
 
 const uint8_t* message_of(const at::Tensor& messages, int64_t position) {
@@ -34,35 +34,35 @@ Header header_of(const at::Tensor& messages, int64_t position) {
   return header;
 }
 
-// Whether the parts of and for all others fit; a rank's own part stays with it.
-bool fit(const PackedExchange& packed, int64_t room) {
-  for (int64_t p = 0; p < static_cast<int64_t>(packed.send_bytes.size()); ++p) {
-    if (p != packed.position && std::max(packed.send_bytes[p], packed.receive_bytes[p]) > room) return false;
+// Whether every part sent to or received from another rank fits; a rank does not send its part for itself.
+bool parts_fit(const ByteExchange& exchange, int64_t room) {
+  for (int64_t p = 0; p < static_cast<int64_t>(exchange.send_bytes.size()); ++p) {
+    if (p != exchange.position && std::max(exchange.send_bytes[p], exchange.receive_bytes[p]) > room) return false;
   }
   return true;
 }
 
 }  // namespace
 
-FirstMessages::FirstMessages(const CallMark& mark, const PackedExchange& packed) {
+FirstMessages::FirstMessages(const CallMark& mark, const ByteExchange& exchange) {
   const auto n = static_cast<int64_t>(mark.members.size());
   const int64_t room = room_for_part(mark.members.size()), message_bytes = room + static_cast<int64_t>(sizeof(Header));
   send = at::empty({n, message_bytes}, at::kByte);
   receive = at::empty({n, message_bytes}, at::kByte);
-  const bool all = fit(packed, room);
+  const bool all = parts_fit(exchange, room);
   uint8_t* message = send.mutable_data_ptr<uint8_t>();
-  const uint8_t* data = packed.send.const_data_ptr<uint8_t>();
+  const uint8_t* data = exchange.send.const_data_ptr<uint8_t>();
   for (int64_t p = 0; p < n; ++p, message += message_bytes) {
-    const Header header{mark.fingerprint, packed.send_bytes[p], all ? 0 : 1};
+    const Header header{mark.fingerprint, exchange.send_bytes[p], all ? 0 : 1};
     std::memcpy(message, &header, sizeof header);
-    const int64_t bytes = all && p != packed.position ? packed.send_bytes[p] : 0;
+    const int64_t bytes = all && p != exchange.position ? exchange.send_bytes[p] : 0;
     if (bytes > 0) std::memcpy(message + sizeof header, data, bytes);
     std::memset(message + sizeof header + bytes, 0, room - bytes);  // no memory of this process leaves it by chance
-    data += packed.send_bytes[p];
+    data += exchange.send_bytes[p];
   }
 }
 
-void FirstMessages::check(Job& job, const CallMark& mark, const PackedExchange& packed) const {
+void FirstMessages::check(Job& job, const CallMark& mark, const ByteExchange& exchange) const {
   const auto n = static_cast<int64_t>(mark.members.size());
   std::vector<int64_t> fingerprints(n);
   for (int64_t p = 0; p < n; ++p) fingerprints[p] = static_cast<int64_t>(header_of(receive, p).fingerprint);
@@ -71,14 +71,14 @@ void FirstMessages::check(Job& job, const CallMark& mark, const PackedExchange& 
   // The same call of the same tensors, but parts that do not fit. Only this rank and the other know.
   std::vector<int64_t> misfits;
   for (int64_t p = 0; p < n; ++p) {
-    if (header_of(receive, p).bytes != packed.receive_bytes[p]) misfits.push_back(p);
+    if (header_of(receive, p).bytes != exchange.receive_bytes[p]) misfits.push_back(p);
   }
   if (misfits.empty()) return;
   const int64_t p = misfits[0];
   const bool mine = static_cast<int64_t>(misfits.size()) * 2 > n - 1 && n > 2;
   job.fail_as(mine ? job.rank() : mark.members[p],
               absl::StrCat("rank ", mark.members[p], " has ", header_of(receive, p).bytes, " B for rank ", job.rank(),
-                           ", which expects ", packed.receive_bytes[p], " B, in ", mark.what,
+                           ", which expects ", exchange.receive_bytes[p], " B, in ", mark.what,
                            ": a rank's part has another size than its layout says; from_local() with run_check = true ",
                            "finds out which"));
   job.check();
@@ -91,13 +91,13 @@ bool FirstMessages::hold_all() const {
   return true;
 }
 
-void FirstMessages::copy_to(PackedExchange& packed) const {
-  uint8_t* to = packed.receive.mutable_data_ptr<uint8_t>();
-  const uint8_t* own = packed.send.const_data_ptr<uint8_t>();
-  for (int64_t p = 0; p < packed.position; ++p) own += packed.send_bytes[p];
-  for (int64_t p = 0; p < static_cast<int64_t>(packed.receive_bytes.size()); ++p) {
-    const int64_t bytes = packed.receive_bytes[p];
-    const uint8_t* from = p == packed.position ? own : message_of(receive, p) + sizeof(Header);
+void FirstMessages::copy_to(ByteExchange& exchange) const {
+  uint8_t* to = exchange.receive.mutable_data_ptr<uint8_t>();
+  const uint8_t* own = exchange.send.const_data_ptr<uint8_t>();
+  for (int64_t p = 0; p < exchange.position; ++p) own += exchange.send_bytes[p];
+  for (int64_t p = 0; p < static_cast<int64_t>(exchange.receive_bytes.size()); ++p) {
+    const int64_t bytes = exchange.receive_bytes[p];
+    const uint8_t* from = p == exchange.position ? own : message_of(receive, p) + sizeof(Header);
     if (bytes > 0) std::memcpy(to, from, bytes);
     to += bytes;
   }

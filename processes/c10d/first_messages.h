@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <string>
 
-#include "processes/c10d/packed_exchange.h"
+#include "processes/c10d/byte_exchange.h"
 #include "processes/job/job.h"
 
 namespace dtensor::internal {
@@ -28,19 +28,20 @@ struct CallMark {
 
 class FirstMessages {
  public:
-  // The parts of `packed`, as far as messages can hold them: nothing if a part is too large.
-  FirstMessages(const CallMark& mark, const PackedExchange& packed);
+  // Copies the parts for other ranks into the messages, or none if one of them is too large.
+  FirstMessages(const CallMark& mark, const ByteExchange& exchange);
 
   // For an alltoall_base of even parts: a row for each member.
   at::Tensor send, receive;
 
   // Call when `receive` has arrived. Errors, the same on all ranks, which end the job: the ranks make different calls,
   // or one sends other bytes than another expects; the text names both and blames the rank in the minority.
-  void check(Job& job, const CallMark& mark, const PackedExchange& packed) const;
+  void check(Job& job, const CallMark& mark, const ByteExchange& exchange) const;
   // Whether every part of every member came with the messages; else all members exchange them now. REQUIRES: check().
   bool hold_all() const;
-  // And this rank's own part, if it has one. REQUIRES: hold_all().
-  void copy_to(PackedExchange& packed) const;
+  // Copies the received parts, and this rank's part for itself out of exchange.send, to exchange.receive.
+  // REQUIRES: hold_all().
+  void copy_to(ByteExchange& exchange) const;
 };
 
 }  // namespace dtensor::internal

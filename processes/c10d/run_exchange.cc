@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "processes/c10d/byte_exchange.h"
 #include "processes/c10d/first_messages.h"
-#include "processes/c10d/packed_exchange.h"
 #include "processes/c10d/staged_call.h"
 
 namespace dtensor::internal {
@@ -18,23 +18,23 @@ struct Exchange {
   c10d::Backend* backend;
   std::weak_ptr<CallsUnderWay> calls;
   std::optional<CallMark> mark;
-  std::shared_ptr<PackedExchange> packed;
+  std::shared_ptr<ByteExchange> bytes;
   std::optional<FirstMessages> first;
 };
 using ExchangePtr = std::shared_ptr<Exchange>;
 
-c10::intrusive_ptr<c10d::Work> start_packed(const ExchangePtr& exchange) {
-  PackedExchange& packed = *exchange->packed;
+c10::intrusive_ptr<c10d::Work> start_exchange(const ExchangePtr& exchange) {
+  ByteExchange& bytes = *exchange->bytes;
   auto work = start_alone([&] {
-    if (packed.is_gather) return exchange->backend->_allgather_base(packed.receive, packed.send);
-    return exchange->backend->alltoall_base(packed.receive, packed.send, packed.receive_bytes, packed.send_bytes);
+    if (bytes.is_all_gather) return exchange->backend->_allgather_base(bytes.receive, bytes.send);
+    return exchange->backend->alltoall_base(bytes.receive, bytes.send, bytes.receive_bytes, bytes.send_bytes);
   });
-  if (packed.send.is_cpu()) packed.send = at::Tensor();  // the work has it
+  if (bytes.send.is_cpu()) bytes.send = at::Tensor();  // the work has it
   return work;
 }
 
 c10::intrusive_ptr<c10d::Work> start_first_messages(const ExchangePtr& exchange) {
-  FirstMessages& first = exchange->first.emplace(*exchange->mark, *exchange->packed);
+  FirstMessages& first = exchange->first.emplace(*exchange->mark, *exchange->bytes);
   std::vector<int64_t> even;
   return start_alone([&] { return exchange->backend->alltoall_base(first.receive, first.send, even, even); });
 }
@@ -43,13 +43,13 @@ c10::intrusive_ptr<c10d::Work> start_first_messages(const ExchangePtr& exchange)
 c10::intrusive_ptr<c10d::Work> start_rest(const ExchangePtr& exchange) {
   const auto calls = exchange->calls.lock();
   TORCH_CHECK(calls != nullptr, "the world has ended");
-  PackedExchange& packed = *exchange->packed;
-  exchange->first->check(calls->job(), *exchange->mark, packed);
+  ByteExchange& bytes = *exchange->bytes;
+  exchange->first->check(calls->job(), *exchange->mark, bytes);
   const bool all = exchange->first->hold_all();
-  if (all) exchange->first->copy_to(packed);
+  if (all) exchange->first->copy_to(bytes);
   exchange->first.reset();
-  if (!all) return start_packed(exchange);
-  packed.send = at::Tensor();
+  if (!all) return start_exchange(exchange);
+  bytes.send = at::Tensor();
   return {};
 }
 
@@ -61,13 +61,13 @@ ExchangePtr make_exchange(const LinkCall& call) {
   return exchange;
 }
 
-// `before`: makes exchange->packed.
+// `before`: makes exchange->bytes.
 void add_stages(
     std::vector<StartWork>& stages, const ExchangePtr& exchange, std::function<void()> before = [] {}) {
   const bool checked = exchange->mark.has_value();
   stages.push_back([exchange, checked, before = std::move(before)] {
     before();
-    return checked ? start_first_messages(exchange) : start_packed(exchange);
+    return checked ? start_first_messages(exchange) : start_exchange(exchange);
   });
   if (checked) stages.push_back([exchange] { return start_rest(exchange); });
 }
@@ -75,47 +75,49 @@ void add_stages(
 }  // namespace
 
 void run_exchange(const LinkCall& call, absl::Span<const Message> messages, const RankPieces& inputs,
-                  const RankPieces& outputs, std::function<void()> then, bool gathers) {
+                  const RankPieces& outputs, bool may_all_gather, std::function<void()> then) {
   const ExchangePtr exchange = make_exchange(call);
-  exchange->packed = std::make_shared<PackedExchange>(*call.call.group, call.job().rank(), call.device, messages,
-                                                      inputs, outputs, /*inputs_stay=*/!call.is_async(), gathers);
+  exchange->bytes =
+      std::make_shared<ByteExchange>(*call.call.group, call.job().rank(), call.device, messages, inputs, outputs,
+                                     /*inputs_stay=*/!call.is_async(), may_all_gather && !call.fingerprint);
   if (call.link.members.size() == 1) return then();
   std::vector<StartWork> stages;
   add_stages(stages, exchange);
   run_stages(call, std::move(stages), [exchange, then = std::move(then)] {
-    exchange->packed->unpack();
-    exchange->packed.reset();  // its messages are not needed any more
+    exchange->bytes->write_outputs();
+    exchange->bytes.reset();  // its messages are not needed any more
     then();
   });
 }
 
 void run_all_reduce(const LinkCall& call, AllReduceSteps plan) {
   if (plan.steps.size() == 1 || call.link.members.size() == 1) {
-    for (ExchangeStep& step : plan.steps) run_exchange(call, step.messages, step.inputs, step.outputs, step.then);
+    for (ExchangeStep& step : plan.steps)
+      run_exchange(call, step.messages, step.inputs, step.outputs, /*may_all_gather=*/false, step.then);
     return;
   }
   const auto steps = std::make_shared<std::vector<ExchangeStep>>(std::move(plan.steps));
-  const auto pack = [group = *call.call.group, rank = call.job().rank(), device = call.device](const ExchangeStep& s,
-                                                                                               bool inputs_stay) {
-    return std::make_shared<PackedExchange>(group, rank, device, s.messages, s.inputs, s.outputs, inputs_stay,
-                                            /*gathers=*/false);
+  const auto as_bytes = [group = *call.call.group, rank = call.job().rank(), device = call.device](
+                            const ExchangeStep& s, bool inputs_stay) {
+    return std::make_shared<ByteExchange>(group, rank, device, s.messages, s.inputs, s.outputs, inputs_stay,
+                                          /*may_all_gather=*/false);
   };
   const ExchangePtr first = make_exchange(call), second = make_exchange(call);
-  first->packed = pack((*steps)[0], !call.is_async());
+  first->bytes = as_bytes((*steps)[0], !call.is_async());
   // The first has compared the call and the size of every part. A sender of the second got a part of that size from
   // each receiver in the first.
   second->mark.reset();
   std::vector<StartWork> stages;
   add_stages(stages, first);
-  add_stages(stages, second, [first, second, steps, pack] {
-    first->packed->unpack();
-    first->packed.reset();
+  add_stages(stages, second, [first, second, steps, as_bytes] {
+    first->bytes->write_outputs();
+    first->bytes.reset();
     (*steps)[0].then();
-    (*steps)[0] = {};                                          // its addends are not needed any more
-    second->packed = pack((*steps)[1], /*inputs_stay=*/true);  // no program has the sums yet
+    (*steps)[0] = {};                                             // its addends are not needed any more
+    second->bytes = as_bytes((*steps)[1], /*inputs_stay=*/true);  // no program has the sums yet
   });
   run_stages(call, std::move(stages), [second, steps] {
-    second->packed->unpack();
+    second->bytes->write_outputs();
     (*steps)[1].then();
   });
 }

@@ -9,14 +9,13 @@
 
 namespace dtensor::internal {
 
-// One alltoall_base of bytes; `then` is what is to be done with what has come, before the results are read. Does not
-// wait where call.is_async(): then the program may write to the inputs at once, and they are packed before. Where
-// call.fingerprint is set, the ranks compare it and their numbers of bytes before (first_messages.h); small parts are
-// in these messages, large ones in a second alltoall_base. `gathers`: as of PackedExchange. REQUIRES: !gathers with a
-// fingerprint.
+// One exchange by alltoall_base or _allgather_base (byte_exchange.h). `then` runs when the outputs have arrived, before
+// the results are read. With call.is_async() this returns before that, and has copied the inputs, which the program may
+// then change. With call.fingerprint the ranks first compare it and the sizes of their parts (first_messages.h); small
+// parts are sent with that comparison, large ones after it, by alltoall_base. `may_all_gather`: as of ByteExchange.
 void run_exchange(
     const LinkCall& call, absl::Span<const Message> messages, const RankPieces& inputs, const RankPieces& outputs,
-    std::function<void()> then = [] {}, bool gathers = false);
+    bool may_all_gather, std::function<void()> then = [] {});
 
 // An all_reduce by one exchange or two. The second begins when the first has come and is reduced.
 void run_all_reduce(const LinkCall& call, AllReduceSteps plan);

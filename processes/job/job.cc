@@ -34,7 +34,7 @@ using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
 
 // Version of the messages in the store and between ranks. Raise it when they change.
-constexpr int kMessages = 2;
+constexpr int kMessages = 3;
 
 // Gloo writes to sockets whose other end may have died; the signal for that would end the process instead of the call.
 void ignore_broken_pipes() {

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "comm/communicator.h"
+#include "processes/launch/launch_env.h"
 #include "tests/cuda/collectives.h"
 #include "tests/processes/job_world.h"
 
@@ -17,13 +18,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Of the world, which cannot be made with fewer GPUs.
+int64_t world_size() { return find_job_place({}).world_size; }
+
 TEST_CASE("nccl job: every collective") {
-  if (fewer_gpus_than(2)) return;
+  if (fewer_gpus_than(world_size())) return;
   check_collectives(job_world(), {job_world().size()});
 }
 
 TEST_CASE("nccl job: subgroups, and counts that grow past every comparison") {
-  if (fewer_gpus_than(2)) return;
+  if (fewer_gpus_than(world_size())) return;
   const DeviceMesh mesh(job_world(), {1, job_world().size()});
   const int64_t rank = mesh.local_ranks()[0];
   for (int i = 0; i < 300; ++i) {
@@ -36,7 +40,7 @@ TEST_CASE("nccl job: subgroups, and counts that grow past every comparison") {
 }
 
 TEST_CASE("nccl job: a rank that fails ends what the others have on their devices") {
-  if (fewer_gpus_than(2)) return;
+  if (fewer_gpus_than(world_size())) return;
   std::string error;
   const auto begin = Clock::now();
   try {

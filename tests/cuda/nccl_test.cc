@@ -23,7 +23,7 @@
 #include "mesh/world.h"
 #include "processes/launch/launch_env.h"
 #include "tests/cuda/collectives.h"
-#include "tests/processes/packed_ranks.h"
+#include "tests/processes/ranks_of_exchange.h"
 
 namespace dtensor {
 using namespace internal;
@@ -135,15 +135,15 @@ TEST_CASE("nccl: parts that lie in order on a GPU need no buffer") {
   if (fewer_gpus_than(1)) return;
   for (const int64_t n : {2, 3}) {
     CAPTURE(n);
-    const PackedRanks ranks = all_to_all_of_parts(n, c10::Device("cuda:0"));
+    const RanksOfExchange ranks = all_to_all_of_parts(n, c10::Device("cuda:0"));
     const RankPieces expected = ranks.expected();
-    std::vector<PackedExchange> packed = ranks.pack(/*inputs_stay=*/true);
+    std::vector<ByteExchange> exchanges = ranks.exchanges(/*inputs_stay=*/true);
     for (int64_t r = 0; r < n; ++r) {
-      CHECK(is_memory_of(packed[r].send, ranks.inputs[r][0]));
-      CHECK(is_memory_of(packed[r].receive, ranks.outputs[r][0]));
+      CHECK(is_memory_of(exchanges[r].send, ranks.inputs[r][0]));
+      CHECK(is_memory_of(exchanges[r].receive, ranks.outputs[r][0]));
     }
-    transport(packed);
-    check_results(ranks, expected, packed);
+    all_to_all(exchanges);
+    check_results(ranks, expected, exchanges);
   }
 }
 

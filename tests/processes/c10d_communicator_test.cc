@@ -6,6 +6,7 @@
 
 #include <functional>
 
+#include "comm/comm_work.h"
 #include "comm/communicator.h"
 #include "processes/c10d/first_messages.h"
 #include "tests/processes/job_world.h"
@@ -100,7 +101,7 @@ TEST_CASE("parts around the size that goes with the comparison of calls") {
 
 // The first messages of every member of a group of `size` ranks, of which rank 0 sends each other one a part of
 // `bytes`.
-std::vector<FirstMessages> first_messages(int64_t size, int64_t bytes, std::vector<PackedExchange>& packed) {
+std::vector<FirstMessages> first_messages(int64_t size, int64_t bytes, std::vector<ByteExchange>& exchanges) {
   const DeviceMesh mesh(World::abstract(size), {size});
   std::vector<FirstMessages> messages;
   std::vector<Message> parts;
@@ -111,10 +112,10 @@ std::vector<FirstMessages> first_messages(int64_t size, int64_t bytes, std::vect
     RankPieces in(1), out(1);
     for (int64_t r = 0; rank == 0 && r < size; ++r) in[0].push_back(values({bytes}, at::kByte, r));
     out[0].push_back(at::empty({bytes}, at::kByte));
-    packed.emplace_back(mesh.get_group(0), rank, c10::Device(c10::kCPU), parts, in, out, /*inputs_stay=*/true,
-                        /*gathers=*/false);
+    exchanges.emplace_back(mesh.get_group(0), rank, c10::Device(c10::kCPU), parts, in, out, /*inputs_stay=*/true,
+                           /*may_all_gather=*/false);
     mark.position = rank;
-    messages.emplace_back(mark, packed.back());
+    messages.emplace_back(mark, exchanges.back());
   }
   for (int64_t to = 0; to < size; ++to) {  // as if they had been exchanged
     for (int64_t from = 0; from < size; ++from) messages[to].receive[from].copy_(messages[from].send[to]);
@@ -127,13 +128,13 @@ TEST_CASE("first messages have room for a part, which is smaller in large groups
       {{2, 8192}, {8, 8192}, {9, 64 * 1024 / 9}, {32, 2048}, {64, 1024}, {100, 1024}}));
   CAPTURE(size, room);
   for (const int64_t bytes : {room, room + 1}) {
-    std::vector<PackedExchange> packed;
-    const std::vector<FirstMessages> messages = first_messages(size, bytes, packed);
+    std::vector<ByteExchange> exchanges;
+    const std::vector<FirstMessages> messages = first_messages(size, bytes, exchanges);
     for (int64_t rank = 0; rank < size; ++rank) {
       REQUIRE(messages[rank].hold_all() == (bytes <= room));  // ranks agree, also those that get nothing large
       if (rank == 0 || bytes > room) continue;
-      messages[rank].copy_to(packed[rank]);
-      REQUIRE(at::equal(packed[rank].receive, values({bytes}, at::kByte, rank)));
+      messages[rank].copy_to(exchanges[rank]);
+      REQUIRE(at::equal(exchanges[rank].receive, values({bytes}, at::kByte, rank)));
     }
   }
 }
@@ -148,6 +149,40 @@ TEST_CASE("a large all-reduce, whose parts differ in size, and several tensors i
     }
     return comm.all_reduce_many(call, inputs, ReduceOp::kSum);
   });
+}
+
+TEST_CASE("calls that go on have read their inputs when they return") {
+  for (const int64_t rows : {3, 4000}) {
+    CAPTURE(rows);
+    const int64_t n = job_world().size();
+    // Calls `collective` with a tensor of n * rows x 5, and overwrites it before it waits.
+    const auto check = [&](const auto& collective) {
+      check_same({n}, 0, [&](CommCall call, Communicator& comm) {
+        RankTensors inputs;
+        for (int64_t rank : call.ranks) inputs.push_back(values({n * rows, 5}, at::kFloat, rank));
+        std::shared_ptr<CommWork> work;
+        call.work = &work;
+        const RankPieces results = collective(call, comm, inputs);
+        for (const at::Tensor& t : inputs) t.fill_(-1);
+        if (work != nullptr) work->wait();
+        return results;
+      });
+    };
+    check([](const CommCall& call, Communicator& comm, const RankTensors& inputs) {
+      return as_pieces(comm.all_reduce(call, inputs, ReduceOp::kSum));
+    });
+    check([](const CommCall& call, Communicator& comm, const RankTensors& inputs) {
+      return comm.all_gather(call, inputs);
+    });
+    check([&](const CommCall& call, Communicator& comm, const RankTensors& inputs) {
+      RankPieces parts;
+      for (const at::Tensor& t : inputs) {
+        const auto chunks = t.chunk(n);
+        parts.push_back(Pieces(chunks.begin(), chunks.end()));
+      }
+      return as_pieces(comm.reduce_scatter(call, parts, ReduceOp::kSum));
+    });
+  }
 }
 
 TEST_CASE("pieces of every dtype, uneven and empty") {

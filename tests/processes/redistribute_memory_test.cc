@@ -106,27 +106,31 @@ int64_t part_bytes(const TensorMeta& meta, const Layout& layout) {
   return bytes;
 }
 
-// Runs a plan of one step, and compares. True if it needed all that is planned: no part was sent or received where it
-// lies in a tensor.
-bool check_step(const RedistributePlan& plan) {
-  const RedistributeStep& step = plan.steps[0];
-  const int64_t rank = job_world().owned_ranks()[0];
-  const int64_t in = part_bytes(plan.tensor, plan.from), out = part_bytes(plan.tensor, plan.to);
+// The most that this rank allocates at once to run `plan`, besides its part before.
+int64_t peak_allocation(const RedistributePlan& plan, CommListener* listener = nullptr) {
   RankPieces inputs(1);
-  for (const LocalLayout& part : plan.from.parts(plan.tensor.sizes, rank)) {
+  for (const LocalLayout& part : plan.from.parts(plan.tensor.sizes, job_world().owned_ranks()[0])) {
     const Shape sizes = part.sizes();
     inputs[0].push_back(at::zeros(c10::IntArrayRef(sizes.data(), sizes.size()), plan.tensor.dtype));
   }
   const auto memory = std::make_shared<AllocatedMemory>();
+  c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, memory);
+  ScopeGuard scope([&](Scope& s) {
+    if (listener != nullptr) s.listeners.push_back(listener);
+  });
+  run_transfer(plan, inputs, {});
+  return memory->peak();
+}
+
+// Runs a plan of one step, and compares. True if it needed all that is planned: no part was sent or received where it
+// lies in a tensor.
+bool check_step(const RedistributePlan& plan) {
+  const RedistributeStep& step = plan.steps[0];
+  const int64_t in = part_bytes(plan.tensor, plan.from), out = part_bytes(plan.tensor, plan.to);
   Rounds rounds;
-  rounds.rank = rank;
+  rounds.rank = job_world().owned_ranks()[0];
   rounds.item = static_cast<int64_t>(c10::elementSize(plan.tensor.dtype));
-  {
-    c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, memory);
-    ScopeGuard scope([&](Scope& s) { s.listeners.push_back(&rounds); });
-    run_transfer(plan, inputs, {});
-  }
-  const int64_t allocated = most_of_all(in + memory->peak());
+  const int64_t allocated = most_of_all(in + peak_allocation(plan, &rounds));
   const int64_t by_messages = most_of_all(in + out + rounds.most);
   RC_LOG() << plan.to_string() << ": planned " << step.peak_bytes << ", allocated " << allocated
            << ", parts and messages " << by_messages << std::endl;
@@ -218,25 +222,17 @@ TEST_CASE("all-reduces of little and of much need at most the planned memory") {
   }
 }
 
-// Beside the part before and the one after; `to` is the layout of a matrix of n x n floats.
+// The most that any rank allocates besides its part before and after, for a matrix of n x n floats.
 int64_t buffers_of(int64_t n, const Placement& from, const Placement& to) {
   const DeviceMesh mesh(job_world(), {job_world().size()});
   const RedistributePlan plan = plan_redistribution(mesh, {{n, n}, {n, 1}, at::kFloat}, {from}, {to});
-  const int64_t rank = job_world().owned_ranks()[0];
-  RankPieces inputs(1);
-  const Shape sizes = plan.from.parts(plan.tensor.sizes, rank)[0].sizes();
-  inputs[0].push_back(at::zeros(c10::IntArrayRef(sizes.data(), sizes.size()), at::kFloat));
-  const auto memory = std::make_shared<AllocatedMemory>();
-  {
-    c10::DebugInfoGuard guard(c10::DebugInfoKind::PROFILER_STATE, memory);
-    run_transfer(plan, inputs, {});
-  }
-  return most_of_all(memory->peak() - part_bytes(plan.tensor, plan.to));
+  return most_of_all(peak_allocation(plan) - part_bytes(plan.tensor, plan.to));
 }
 
-TEST_CASE("parts that are rows of a matrix need buffers for addends and for what several ranks get only") {
+TEST_CASE(
+    "a redistribution of rows allocates only addends and copies for several ranks; one of columns, to send them") {
   const int64_t ranks = job_world().size(), n = 256 * ranks, whole = n * n * 4, part = whole / ranks;
-  const int64_t parts = ranks == 2 ? 1 : ranks;  // those of others, and the own one if it lies between them
+  const int64_t parts = ranks == 2 ? 1 : ranks;  // those of others, and this rank's own where it lies between them
   CHECK(buffers_of(n, Shard(0), Replicate()) == (ranks == 2 ? 0 : part * ranks));  // a copy for each
   CHECK(buffers_of(n, Shard(1), Shard(0)) == part / ranks * parts);                // columns, to send them
   CHECK(buffers_of(n, Partial(), Shard(0)) == part * parts);

@@ -50,12 +50,13 @@ bool all_in_order(CommBackend backend, Collective c) {
 
 std::string table() {
   std::string text =
-      "| backend | exchanges, even and uneven, of every dtype | all_gather of equal parts | all_reduce | reduce_scatter |\n"
+      "| backend | exchanges, even and uneven, of every dtype "
+      "| all_gather of equal parts | all_reduce | reduce_scatter |\n"
       "| --- | --- | --- | --- | --- |\n";
   std::optional<std::pair<CommBackend, Collective>> by_dtype;  // backends that reduce themselves: all in the same way
   for (CommBackend backend : kCommBackends) {
     absl::StrAppend(&text, "| ", std::string(describe(backend)), " | ", std::string(describe(transport_of(backend))),
-                    gathers_equal_parts(backend) ? " | its own" : " | an exchange");
+                    has_all_gather(backend) ? " | its own" : " | an exchange");
     for (Collective c : {Collective::kAllReduce, Collective::kReduceScatter}) {
       const bool in_order = all_in_order(backend, c);
       absl::StrAppend(&text, " | ", in_order ? "in order" : "by dtype");

@@ -12,20 +12,20 @@
 #include "comm/block_copy.h"
 #include "mesh/device_mesh.h"
 #include "mesh/world.h"
-#include "processes/c10d/packed_exchange.h"
+#include "processes/c10d/byte_exchange.h"
 #include "tests/testing/catch_torch.h"
 #include "tests/testing/test_ranks.h"
 
 namespace dtensor {
 
 // The tensors of all ranks of an exchange, and what it writes.
-struct PackedRanks {
+struct RanksOfExchange {
   c10::Device device;
   RankGroups group;
   std::vector<internal::Message> messages;
   internal::RankPieces inputs, outputs;  // per rank
 
-  explicit PackedRanks(int64_t size, c10::Device on = c10::kCPU)
+  explicit RanksOfExchange(int64_t size, c10::Device on = c10::kCPU)
       : device(on), group(DeviceMesh(World::abstract(size), {size}).get_group(0)), inputs(size), outputs(size) {}
 
   // Element i of every output as the messages have it, 0 where none writes.
@@ -39,17 +39,17 @@ struct PackedRanks {
     return results;
   }
 
-  std::vector<internal::PackedExchange> pack(bool inputs_stay, bool gathers = false) const {
-    std::vector<internal::PackedExchange> packed;
+  std::vector<internal::ByteExchange> exchanges(bool inputs_stay, bool may_all_gather = false) const {
+    std::vector<internal::ByteExchange> exchanges;
     for (int64_t r = 0; r < group.size; ++r) {
       std::vector<internal::Message> of_rank;
       for (const internal::Message& m : messages) {
         if (m.sender == r || m.receiver == r) of_rank.push_back(m);
       }
-      packed.emplace_back(group, r, device, of_rank, internal::RankPieces{inputs[r]}, internal::RankPieces{outputs[r]},
-                          inputs_stay, gathers);
+      exchanges.emplace_back(group, r, device, of_rank, internal::RankPieces{inputs[r]},
+                             internal::RankPieces{outputs[r]}, inputs_stay, may_all_gather);
     }
-    return packed;
+    return exchanges;
   }
 };
 
@@ -58,27 +58,27 @@ inline at::Tensor part(const at::Tensor& memory, const std::vector<int64_t>& byt
   return memory.narrow(0, std::accumulate(bytes.begin(), bytes.begin() + position, int64_t{0}), bytes[position]);
 }
 
-// As an alltoall_base of the ranks does it.
-inline void transport(std::vector<internal::PackedExchange>& packed) {
-  const auto n = static_cast<int64_t>(packed.size());
+// Copies what alltoall_base would send between these ranks.
+inline void all_to_all(std::vector<internal::ByteExchange>& exchanges) {
+  const auto n = static_cast<int64_t>(exchanges.size());
   for (int64_t from = 0; from < n; ++from) {
     for (int64_t to = 0; to < n; ++to) {
-      const at::Tensor sent = part(packed[from].send, packed[from].send_bytes, to);
-      part(packed[to].receive, packed[to].receive_bytes, from).copy_(sent);
+      const at::Tensor sent = part(exchanges[from].send, exchanges[from].send_bytes, to);
+      part(exchanges[to].receive, exchanges[to].receive_bytes, from).copy_(sent);
     }
   }
 }
 
 inline bool is_memory_of(const at::Tensor& bytes, const at::Tensor& tensor) {
   const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
-  const auto* at = static_cast<const char*>(bytes.const_data_ptr());
-  return at >= begin && at < begin + tensor.nbytes();
+  const auto* address = static_cast<const char*>(bytes.const_data_ptr());
+  return address >= begin && address < begin + tensor.nbytes();
 }
 
-inline void check_results(const PackedRanks& ranks, const internal::RankPieces& expected,
-                          const std::vector<internal::PackedExchange>& packed) {
+inline void check_results(const RanksOfExchange& ranks, const internal::RankPieces& expected,
+                          const std::vector<internal::ByteExchange>& exchanges) {
   for (int64_t r = 0; r < ranks.group.size; ++r) {
-    packed[r].unpack();
+    exchanges[r].write_outputs();
     for (size_t k = 0; k < expected[r].size(); ++k) {
       INFO("output " << k << " of rank " << r);
       REQUIRE(at::equal(ranks.outputs[r][k], expected[r][k]));
@@ -87,8 +87,8 @@ inline void check_results(const PackedRanks& ranks, const internal::RankPieces& 
 }
 
 // Every rank sends rank p the p-th of n parts, of p + 1 elements, and puts what it gets in the order of the ranks.
-inline PackedRanks all_to_all_of_parts(int64_t n, c10::Device device = c10::kCPU) {
-  PackedRanks ranks(n, device);
+inline RanksOfExchange all_to_all_of_parts(int64_t n, c10::Device device = c10::kCPU) {
+  RanksOfExchange ranks(n, device);
   for (int64_t r = 0; r < n; ++r) {
     ranks.inputs[r].push_back(values({n * (n + 1) / 2}, at::kInt, r).to(device));
     ranks.outputs[r].push_back(at::zeros({n * (r + 1)}, at::TensorOptions().dtype(at::kInt).device(device)));

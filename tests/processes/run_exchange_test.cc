@@ -1,0 +1,117 @@
+// Exchanges over Gloo between ranks that are threads of this process.
+#include "processes/c10d/run_exchange.h"
+
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <utility>
+#include <vector>
+
+#include "comm/comm_work.h"
+#include "processes/c10d/group_links.h"
+#include "tests/processes/ranks_of_exchange.h"
+#include "tests/testing/catch_torch.h"
+
+namespace dtensor {
+using namespace internal;
+
+namespace {
+
+constexpr int64_t kRanks = 3;
+
+// Another backend, and how often each of its two collectives was called.
+struct CountingBackend final : c10d::Backend {
+  explicit CountingBackend(c10::intrusive_ptr<c10d::Backend> to)
+      : c10d::Backend(to->getRank(), to->getSize()), inner(std::move(to)) {}
+
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions& options) override {
+    ++all_gathers;
+    return inner->_allgather_base(output, input, options);
+  }
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<int64_t>& output_sizes, std::vector<int64_t>& input_sizes,
+                                               const c10d::AllToAllOptions& options) override {
+    ++all_to_alls;
+    return inner->alltoall_base(output, input, output_sizes, input_sizes, options);
+  }
+
+  const c10::intrusive_ptr<c10d::Backend> inner;
+  int all_gathers = 0, all_to_alls = 0;
+};
+
+// Every rank sends all others its row of a matrix; `sizes`: elements of the rows.
+RanksOfExchange gathering_ranks(const std::vector<int64_t>& sizes) {
+  RanksOfExchange ranks(kRanks);
+  int64_t begin = 0;
+  for (int64_t r = 0; r < kRanks; begin += sizes[r++]) {
+    ranks.inputs[r].push_back(values({sizes[r]}, at::kFloat, r));
+    ranks.outputs[r].push_back(at::zeros({sizes[0] + sizes[1] + sizes[2]}));
+    for (int64_t p = 0; p < kRanks; ++p) ranks.messages.push_back({r, p, 0, 0, {{0}, {begin}, {sizes[r]}}});
+  }
+  return ranks;
+}
+
+// The calls of rank `r`: one that waits, and one that goes on. Returns its counts of all-gathers and alltoalls.
+std::pair<int, int> run_on(int64_t r, const c10::intrusive_ptr<c10d::Store>& store, const RanksOfExchange& ranks) {
+  const c10::Device cpu(c10::kCPU);
+  const auto job = std::make_shared<Job>(store, r, kRanks, std::chrono::milliseconds(20000));
+  job->one_host();
+  GroupLinks links(job, "gloo", cpu, {});
+  const auto calls = std::make_shared<CallsUnderWay>(job);
+  std::vector<Message> messages;
+  for (const Message& m : ranks.messages) {
+    if (m.sender == r || m.receiver == r) messages.push_back(m);
+  }
+  CommCall call;
+  call.group = &ranks.group;
+  call.ranks = {r};
+  Link& link = links.of(call, Collective::kAllGather);
+  const auto counting = c10::make_intrusive<CountingBackend>(link.backend);
+  link.backend = counting;
+  std::shared_ptr<CommWork> work;
+  for (int64_t number = 1; number <= 2; ++number) {
+    call.work = number == 1 ? nullptr : &work;
+    ranks.outputs[r][0].zero_();
+    std::unique_lock numbering(link.numbering);
+    run_exchange({calls, cpu, link, call, Collective::kAllGather, number, 0, {}, std::move(numbering)}, messages,
+                 {ranks.inputs[r]}, {ranks.outputs[r]}, /*may_all_gather=*/true);
+  }
+  work->wait();
+  return {counting->all_gathers, counting->all_to_alls};
+}
+
+TEST_CASE("run exchange: an all-gather of equal parts is the backend's own, of others an alltoall", "[processes]") {
+  const std::vector<int64_t> sizes = GENERATE(std::vector<int64_t>{5, 5, 5}, std::vector<int64_t>{5, 5, 6});
+  CAPTURE(sizes);
+  const RanksOfExchange ranks = gathering_ranks(sizes);
+  const RankPieces expected = ranks.expected();
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::pair<int, int>> counts(kRanks);
+  std::vector<std::string> errors(kRanks);
+  std::vector<std::thread> threads;
+  for (int64_t r = 0; r < kRanks; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        counts[r] = run_on(r, store, ranks);
+      } catch (const std::exception& e) {
+        errors[r] = e.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const std::pair<int, int> twice = sizes[0] == sizes[2] ? std::pair(2, 0) : std::pair(0, 2);
+  for (int64_t r = 0; r < kRanks; ++r) {
+    CAPTURE(r);
+    CHECK(errors[r].empty());
+    CHECK(counts[r] == twice);
+    CHECK(at::equal(ranks.outputs[r][0], expected[r][0]));
+  }
+}
+
+}  // namespace
+}  // namespace dtensor
