@@ -197,14 +197,14 @@ AllReduceSteps all_reduce_by_exchange(absl::Span<const int64_t> members, int64_t
 int64_t all_reduce_by_exchange_bytes(at::ScalarType dtype, ReduceOp op, int64_t bytes, int64_t group_size) {
   const auto item = static_cast<int64_t>(c10::elementSize(dtype));
   const bool small = bytes * group_size <= kSmallAllReduceBytes;
-  // For the first rank's sum, which has the largest part: the addends of the others, the messages, which the backend's
-  // thread may release late, and the memory of reduce_in_order(). Of one contiguous tensor messages need less, or
-  // nothing, but in the second exchange of several tensors, and in that of one tensor between more than two members,
-  // they need that while the addends may not be released yet.
+  // A part for each other member three times: the addends, the messages received, and the messages sent, all of which
+  // the backend's thread may release late; and the memory of reduce_in_order(). The first member's part is the largest.
+  // One contiguous tensor needs less, or no messages, in the first exchange. But several tensors need them in both, and
+  // one tensor between more than two members in the second, while the addends may not be released yet.
   const int64_t part = small ? bytes : chunk(bytes / item, group_size, 0).size * item;
-  const int64_t sent = small ? (group_size - 1) * bytes : bytes - part, received = (group_size - 1) * part;
+  const int64_t of_others = (group_size - 1) * part;
   const int64_t reducing = part / item * reduce_in_order_bytes(dtype, op);
-  return received + sent + received + reducing;
+  return 3 * of_others + reducing;
 }
 
 int64_t reduction_scratch_bytes(CommBackend backend, Collective c, at::ScalarType dtype, ReduceOp op, int64_t bytes,

@@ -52,7 +52,7 @@ struct RedistributeStep {
   // for all that it sends and receives; for a reduce_scatter also a copy of every addend. An all_reduce depends on the
   // world's backend: Gloo, over processes on CPU, exchanges addends; elsewhere as NCCL, in place of the output. As
   // exact as `bytes` if tensors of one dtype are sent and the input is contiguous, except between processes: there it
-  // is an upper bound, as adjacent parts need no buffer.
+  // is an upper bound for a step in one round that is not asynchronous, as adjacent parts need no buffer.
   int64_t peak_bytes = 0;
   double seconds = 0;  // estimate
 

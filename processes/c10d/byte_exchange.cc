@@ -95,7 +95,8 @@ at::Tensor memory_of(const Parts& parts, c10::Device device) {
   }
   if (tensor == nullptr) return at::empty({0}, bytes_on(device));
   // Keeps the tensor and not its storage: a backend may have the memory a moment after its call is done, and the number
-  // of a storage's users decides elsewhere whether its memory may be taken.
+  // of a storage's users decides elsewhere whether its memory may be taken. (If the tensor is a view, it is taken for a
+  // user of the storage in that moment, and the memory is copied.)
   return at::for_blob(const_cast<char*>(begin), {end - begin})
       .deleter([keep = *tensor](void*) {})
       .options(bytes_on(device))

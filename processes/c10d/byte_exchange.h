@@ -1,5 +1,6 @@
 // What this rank passes to a backend for one exchange: bytes to send and bytes to receive, in the order of the group's
-// positions, for alltoall_base or, if all parts are equal, _allgather_base. Any dtypes and numbers of blocks.
+// positions, for alltoall_base or, in an all-gather of equal parts between more than two ranks, _allgather_base. Any
+// dtypes and numbers of blocks.
 //
 // `send` and `receive` are a tensor's own memory if the blocks lie there in this order without gaps; else buffers.
 #pragma once

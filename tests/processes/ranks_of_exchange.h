@@ -28,7 +28,7 @@ struct RanksOfExchange {
   explicit RanksOfExchange(int64_t size, c10::Device on = c10::kCPU)
       : device(on), group(DeviceMesh(World::abstract(size), {size}).get_group(0)), inputs(size), outputs(size) {}
 
-  // Element i of every output as the messages have it, 0 where none writes.
+  // The outputs after the exchange; 0 where no message writes.
   internal::RankPieces expected() const {
     internal::RankPieces results(group.size);
     for (int64_t r = 0; r < group.size; ++r) {

@@ -1,6 +1,8 @@
 // Exchanges over Gloo between ranks that are threads of this process.
 #include "processes/c10d/run_exchange.h"
 
+#include <ATen/ops/zeros_like.h>
+
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -8,7 +10,6 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <utility>
 #include <vector>
 
 #include "comm/comm_work.h"
@@ -44,7 +45,7 @@ struct CountingBackend final : c10d::Backend {
   int all_gathers = 0, all_to_alls = 0;
 };
 
-// Every rank sends all others its row of a matrix; `sizes`: elements of the rows.
+// Every rank sends its row to all ranks, itself included; `sizes`: elements of the rows.
 RanksOfExchange gathering_ranks(const std::vector<int64_t>& sizes) {
   RanksOfExchange ranks(kRanks);
   int64_t begin = 0;
@@ -56,8 +57,16 @@ RanksOfExchange gathering_ranks(const std::vector<int64_t>& sizes) {
   return ranks;
 }
 
-// The calls of rank `r`: one that waits, and one that goes on. Returns its counts of all-gathers and alltoalls.
-std::pair<int, int> run_on(int64_t r, const c10::intrusive_ptr<c10d::Store>& store, const RanksOfExchange& ranks) {
+// What rank `r` got, and how often its backend was called.
+struct ResultsOfRank {
+  at::Tensor waited_for, went_on;  // results
+  int all_gathers = 0, all_to_alls = 0;
+  std::string error;
+};
+
+// Two calls of rank `r`: one that waits, and one that goes on while the program overwrites its input.
+void run_on(int64_t r, const c10::intrusive_ptr<c10d::Store>& store, const RanksOfExchange& ranks,
+            ResultsOfRank& outcome) {
   const c10::Device cpu(c10::kCPU);
   const auto job = std::make_shared<Job>(store, r, kRanks, std::chrono::milliseconds(20000));
   job->one_host();
@@ -73,16 +82,21 @@ std::pair<int, int> run_on(int64_t r, const c10::intrusive_ptr<c10d::Store>& sto
   Link& link = links.of(call, Collective::kAllGather);
   const auto counting = c10::make_intrusive<CountingBackend>(link.backend);
   link.backend = counting;
-  std::shared_ptr<CommWork> work;
-  for (int64_t number = 1; number <= 2; ++number) {
-    call.work = number == 1 ? nullptr : &work;
-    ranks.outputs[r][0].zero_();
+  const auto run = [&](int64_t number) {
+    const at::Tensor output = at::zeros_like(ranks.outputs[r][0]);
     std::unique_lock numbering(link.numbering);
     run_exchange({calls, cpu, link, call, Collective::kAllGather, number, 0, {}, std::move(numbering)}, messages,
-                 {ranks.inputs[r]}, {ranks.outputs[r]}, /*may_all_gather=*/true);
-  }
+                 {ranks.inputs[r]}, {{output}}, /*may_all_gather=*/true);
+    return output;
+  };
+  outcome.waited_for = run(1);
+  std::shared_ptr<CommWork> work;
+  call.work = &work;
+  outcome.went_on = run(2);
+  ranks.inputs[r][0].fill_(-1);
   work->wait();
-  return {counting->all_gathers, counting->all_to_alls};
+  outcome.all_gathers = counting->all_gathers;
+  outcome.all_to_alls = counting->all_to_alls;
 }
 
 TEST_CASE("run exchange: an all-gather of equal parts is the backend's own, of others an alltoall", "[processes]") {
@@ -91,25 +105,27 @@ TEST_CASE("run exchange: an all-gather of equal parts is the backend's own, of o
   const RanksOfExchange ranks = gathering_ranks(sizes);
   const RankPieces expected = ranks.expected();
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::pair<int, int>> counts(kRanks);
-  std::vector<std::string> errors(kRanks);
+  std::vector<ResultsOfRank> outcomes(kRanks);
   std::vector<std::thread> threads;
   for (int64_t r = 0; r < kRanks; ++r) {
     threads.emplace_back([&, r] {
       try {
-        counts[r] = run_on(r, store, ranks);
+        run_on(r, store, ranks, outcomes[r]);
       } catch (const std::exception& e) {
-        errors[r] = e.what();
+        outcomes[r].error = e.what();
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
-  const std::pair<int, int> twice = sizes[0] == sizes[2] ? std::pair(2, 0) : std::pair(0, 2);
+  const bool are_equal = sizes[0] == sizes[2];
   for (int64_t r = 0; r < kRanks; ++r) {
     CAPTURE(r);
-    CHECK(errors[r].empty());
-    CHECK(counts[r] == twice);
-    CHECK(at::equal(ranks.outputs[r][0], expected[r][0]));
+    const ResultsOfRank& outcome = outcomes[r];
+    REQUIRE(outcome.error.empty());
+    CHECK(outcome.all_gathers == (are_equal ? 2 : 0));
+    CHECK(outcome.all_to_alls == (are_equal ? 0 : 2));
+    CHECK(at::equal(outcome.waited_for, expected[r][0]));
+    CHECK(at::equal(outcome.went_on, expected[r][0]));
   }
 }
 
