@@ -23,9 +23,8 @@ constexpr Backend kBackends[] = {
     // Gloo could reduce, but not in the order of the group, and a job gives the bits of one process. Its all-gather was
     // slower than its alltoall even with a copy per receiver (4 processes on 2 cores), and c10d copies the result.
     {.backend = CommBackend::kGloo, .name = "Gloo", .transport = Transport::kAllToAll},
-    // A reduce_scatter by exchange sends the same bytes as NCCL's own. In a transfer between meshes not every rank has
-    // an addend for everybody, and no rank knows of all the others whether they do, so they could not agree on another
-    // form.
+    // A reduce_scatter by exchange sends the same bytes as NCCL's own. Between two meshes some ranks have no addend for
+    // some others, and a rank does not know which, so that the ranks could not agree to use NCCL's.
     {.backend = CommBackend::kNccl,
      .name = "NCCL",
      .transport = Transport::kAllToAll,

@@ -82,6 +82,17 @@ int64_t offset_of(const at::Tensor& t, const Shape& offsets) {
   return offset;
 }
 
+// Of a block in plain memory: its first element, null if it is not row-major without gaps.
+const char* first_if_dense(const at::Tensor& t, const Shape& offsets, const Shape& sizes) {
+  const auto strides = t.strides();
+  int64_t stride = 1;
+  for (size_t d = sizes.size(); d-- > 0;) {
+    if (sizes[d] != 1 && strides[d] != stride) return nullptr;
+    stride *= sizes[d];
+  }
+  return static_cast<const char*>(t.const_data_ptr()) + offset_of(t, offsets) * static_cast<int64_t>(t.element_size());
+}
+
 }  // namespace
 
 int64_t numel_of(const Shape& sizes) {
@@ -90,25 +101,14 @@ int64_t numel_of(const Shape& sizes) {
   return numel;
 }
 
-bool is_plain_memory_on(const at::Tensor& t, c10::Device device) {
-  return t.device() == device && t.layout() == at::kStrided && !t.is_conj() && !t.is_neg() && !t._is_zerotensor();
-}
-
-std::optional<int64_t> dense_offset(const at::Tensor& t, const Shape& offsets, const Shape& sizes) {
-  const auto strides = t.strides();
-  int64_t stride = 1;
-  for (size_t d = sizes.size(); d-- > 0;) {
-    if (sizes[d] != 1 && strides[d] != stride) return std::nullopt;
-    stride *= sizes[d];
-  }
-  return offset_of(t, offsets);
-}
-
 const char* dense_block(const at::Tensor& t, const Shape& offsets, const Shape& sizes) {
-  if (!is_plain_memory(t)) return nullptr;
-  const auto offset = dense_offset(t, offsets, sizes);
-  if (!offset) return nullptr;
-  return static_cast<const char*>(t.const_data_ptr()) + *offset * static_cast<int64_t>(t.element_size());
+  return is_plain_memory(t) ? first_if_dense(t, offsets, sizes) : nullptr;
+}
+
+const char* dense_block_on(const at::Tensor& t, const Shape& offsets, const Shape& sizes, c10::Device device) {
+  const bool is_plain =
+      t.device() == device && t.layout() == at::kStrided && !t.is_conj() && !t.is_neg() && !t._is_zerotensor();
+  return is_plain ? first_if_dense(t, offsets, sizes) : nullptr;
 }
 
 at::Tensor block_view(const at::Tensor& t, const Shape& offsets, const Shape& sizes) {

@@ -11,7 +11,6 @@
 #include <c10/core/DispatchKeySet.h>
 
 #include <cstdint>
-#include <optional>
 
 #include "placement/geometry.h"
 
@@ -25,8 +24,6 @@ inline bool is_plain_memory(const at::Tensor& t) {
   const c10::DispatchKeySet keys = t.key_set();
   return keys.has_all(c10::DispatchKeySet(c10::DispatchKey::CPU)) && !keys.has_any(kNotAsStored);
 }
-// The same of a tensor on any device, which must be `device`.
-bool is_plain_memory_on(const at::Tensor& t, c10::Device device);
 int64_t numel_of(const Shape& sizes);
 
 // Writes the block of `from` that begins at block.from over that of `to` at block.to; devices may differ.
@@ -37,11 +34,11 @@ void copy_block(const at::Tensor& from, const at::Tensor& to, const Block& block
 // Makes the block of `to` zeros. REQUIRES: as above.
 void clear_block(const at::Tensor& to, const Block& block);
 
-// The offset of the block of `t` at `offsets` from the first element of `t`, in elements, if the block is row-major
-// without gaps; else nullopt. REQUIRES: as above.
-std::optional<int64_t> dense_offset(const at::Tensor& t, const Shape& offsets, const Shape& sizes);
-// The same as a pointer, if the block is in plain memory of a CPU; else null.
+// The first element of the block of `t` at `offsets`, if its elements are row-major without gaps in plain memory of a
+// CPU; else null. REQUIRES: as above.
 const char* dense_block(const at::Tensor& t, const Shape& offsets, const Shape& sizes);
+// The same in memory of any device, which must be `device`.
+const char* dense_block_on(const at::Tensor& t, const Shape& offsets, const Shape& sizes, c10::Device device);
 
 // A view of `t`. REQUIRES: as above.
 at::Tensor block_view(const at::Tensor& t, const Shape& offsets, const Shape& sizes);

@@ -72,10 +72,9 @@ ExchangeStep reduce_scatter_by_exchange(const RankGroups& group, int64_t rank, a
     const Message& m = a.message;
     a.place = next[m.sender]++;
     if (a.place == sums.size()) sums.push_back(block_view(outputs[0][m.output], m.block.to, m.block.sizes));
-    const bool is_in_place =
-        own_in_place && m.sender == rank && dense_offset(inputs[0][m.input], m.block.from, m.block.sizes).has_value();
-    if (is_in_place) {
-      a.in_place = block_view(inputs[0][m.input], m.block.from, m.block.sizes);
+    const at::Tensor* const own = own_in_place && m.sender == rank ? &inputs[0][m.input] : nullptr;
+    if (own != nullptr && dense_block_on(*own, m.block.from, m.block.sizes, own->device()) != nullptr) {
+      a.in_place = block_view(*own, m.block.from, m.block.sizes);
     } else {
       like.push_back(sums[a.place]);
     }

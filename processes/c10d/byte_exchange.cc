@@ -4,7 +4,6 @@
 #include <ATen/ops/from_blob.h>
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include "comm/block_copy.h"
@@ -23,41 +22,28 @@ struct Part {
 };
 using Parts = std::vector<Part>;  // in the order of their peers
 
-Parts by_peer(Parts parts) {
+// What rank `rank` sends of `tensors`, its inputs, or receives into `tensors`, its outputs.
+Parts parts_of(bool are_sent, const RankGroups& group, int64_t rank, absl::Span<const Message> messages,
+               const Pieces& tensors) {
+  Parts parts;
+  for (const Message& m : messages) {
+    if ((are_sent ? m.sender : m.receiver) != rank) continue;
+    const at::Tensor& t = tensors[are_sent ? m.input : m.output];
+    parts.push_back({group.position_of[are_sent ? m.receiver : m.sender], &m, &t,
+                     are_sent ? &m.block.from : &m.block.to, message_bytes(m, t)});
+  }
   std::stable_sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) { return a.peer < b.peer; });
   return parts;
 }
 
-Parts sent_parts(const RankGroups& group, int64_t rank, absl::Span<const Message> messages, const Pieces& inputs) {
-  Parts parts;
-  for (const Message& m : messages) {
-    if (m.sender != rank) continue;
-    const at::Tensor& t = inputs[m.input];
-    parts.push_back({group.position_of[m.receiver], &m, &t, &m.block.from, message_bytes(m, t)});
-  }
-  return by_peer(std::move(parts));
+Parts with_peer(Parts parts, int64_t peer) {
+  parts.erase(std::remove_if(parts.begin(), parts.end(), [&](const Part& p) { return p.peer != peer; }), parts.end());
+  return parts;
 }
 
-Parts received_parts(const RankGroups& group, int64_t rank, absl::Span<const Message> messages, const Pieces& outputs) {
-  Parts parts;
-  for (const Message& m : messages) {
-    if (m.receiver != rank) continue;
-    const at::Tensor& t = outputs[m.output];
-    parts.push_back({group.position_of[m.sender], &m, &t, &m.block.to, message_bytes(m, t)});
-  }
-  return by_peer(std::move(parts));
-}
-
-Parts with_peer(const Parts& parts, int64_t peer) {
-  Parts some;
-  std::copy_if(parts.begin(), parts.end(), std::back_inserter(some), [&](const Part& p) { return p.peer == peer; });
-  return some;
-}
-
-Parts without_peer(const Parts& parts, int64_t peer) {
-  Parts some;
-  std::copy_if(parts.begin(), parts.end(), std::back_inserter(some), [&](const Part& p) { return p.peer != peer; });
-  return some;
+Parts without_peer(Parts parts, int64_t peer) {
+  parts.erase(std::remove_if(parts.begin(), parts.end(), [&](const Part& p) { return p.peer == peer; }), parts.end());
+  return parts;
 }
 
 int64_t bytes_of(const Parts& parts) {
@@ -84,11 +70,8 @@ at::Tensor memory_of(const Parts& parts, c10::Device device) {
   const char *begin = nullptr, *end = nullptr;
   for (const Part& p : parts) {
     if (p.bytes == 0) continue;
-    if (!is_plain_memory_on(*p.tensor, device)) return {};
-    const auto offset = dense_offset(*p.tensor, *p.offsets, p.message->block.sizes);
-    if (!offset) return {};
-    const char* const block =
-        static_cast<const char*>(p.tensor->const_data_ptr()) + *offset * static_cast<int64_t>(p.tensor->element_size());
+    const char* const block = dense_block_on(*p.tensor, *p.offsets, p.message->block.sizes, device);
+    if (block == nullptr) return {};
     if (tensor == nullptr) tensor = p.tensor, begin = end = block;
     if (block != end || !p.tensor->storage().is_alias_of(tensor->storage())) return {};
     end += p.bytes;
@@ -126,8 +109,8 @@ ByteExchange::ByteExchange(const RankGroups& group, int64_t rank, c10::Device de
                            absl::Span<const Message> messages, const RankPieces& inputs, const RankPieces& outputs,
                            bool inputs_stay, bool may_all_gather)
     : position(group.position_of[rank]) {
-  const Parts sent = sent_parts(group, rank, messages, inputs[0]);
-  const Parts received = received_parts(group, rank, messages, outputs[0]);
+  const Parts sent = parts_of(/*are_sent=*/true, group, rank, messages, inputs[0]);
+  const Parts received = parts_of(/*are_sent=*/false, group, rank, messages, outputs[0]);
   // Between two ranks alltoall_base needs one copy of a part, too, and plans count no other.
   is_all_gather = may_all_gather && group.size > 2 && are_equal(bytes_by_peer(received, group.size));
   Exchanged e;

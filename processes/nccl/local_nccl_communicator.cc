@@ -31,8 +31,7 @@ using Kind = NcclCall::Kind;
 
 // The memory of a block that lies in a row as it is meant, null where it does not.
 void* row_of(const at::Tensor& t, const Shape& offsets, const Shape& sizes) {
-  const at::Tensor view = block_view(t, offsets, sizes);
-  return view.is_contiguous() && !view.is_conj() && !view.is_neg() ? view.data_ptr() : nullptr;
+  return const_cast<char*>(dense_block_on(t, offsets, sizes, t.device()));
 }
 
 class LocalNcclCommunicator final : public Communicator {

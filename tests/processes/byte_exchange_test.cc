@@ -128,22 +128,6 @@ TEST_CASE("byte exchange: a rank's large part for itself needs no second exchang
   check_results(ranks, expected, exchanges);
 }
 
-// Every rank has rows of a matrix, or columns, and all get the whole. `sizes`: of the parts.
-RanksOfExchange gathering_ranks(const std::vector<int64_t>& sizes, bool of_columns) {
-  const auto n = static_cast<int64_t>(sizes.size());
-  const int64_t whole = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
-  RanksOfExchange ranks(n);
-  int64_t begin = 0;
-  for (int64_t r = 0; r < n; begin += sizes[r++]) {
-    const Shape part = of_columns ? Shape{3, sizes[r]} : Shape{sizes[r], 3};
-    const Shape offsets = of_columns ? Shape{0, begin} : Shape{begin, 0};
-    ranks.inputs[r].push_back(values({part.data(), part.size()}, at::kFloat, r));
-    ranks.outputs[r].push_back(of_columns ? at::zeros({3, whole}) : at::zeros({whole, 3}));
-    for (int64_t p = 0; p < n; ++p) ranks.messages.push_back({r, p, 0, 0, {{0, 0}, offsets, part}});
-  }
-  return ranks;
-}
-
 // Copies what _allgather_base would send between these ranks.
 void all_gather(std::vector<ByteExchange>& exchanges) {
   for (size_t to = 0; to < exchanges.size(); ++to) {

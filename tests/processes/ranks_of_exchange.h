@@ -39,14 +39,19 @@ struct RanksOfExchange {
     return results;
   }
 
+  // Those that rank `r` sends or receives.
+  std::vector<internal::Message> messages_of(int64_t r) const {
+    std::vector<internal::Message> some;
+    for (const internal::Message& m : messages) {
+      if (m.sender == r || m.receiver == r) some.push_back(m);
+    }
+    return some;
+  }
+
   std::vector<internal::ByteExchange> exchanges(bool inputs_stay, bool may_all_gather = false) const {
     std::vector<internal::ByteExchange> exchanges;
     for (int64_t r = 0; r < group.size; ++r) {
-      std::vector<internal::Message> of_rank;
-      for (const internal::Message& m : messages) {
-        if (m.sender == r || m.receiver == r) of_rank.push_back(m);
-      }
-      exchanges.emplace_back(group, r, device, of_rank, internal::RankPieces{inputs[r]},
+      exchanges.emplace_back(group, r, device, messages_of(r), internal::RankPieces{inputs[r]},
                              internal::RankPieces{outputs[r]}, inputs_stay, may_all_gather);
     }
     return exchanges;
@@ -93,6 +98,22 @@ inline RanksOfExchange all_to_all_of_parts(int64_t n, c10::Device device = c10::
     ranks.inputs[r].push_back(values({n * (n + 1) / 2}, at::kInt, r).to(device));
     ranks.outputs[r].push_back(at::zeros({n * (r + 1)}, at::TensorOptions().dtype(at::kInt).device(device)));
     for (int64_t p = 0; p < n; ++p) ranks.messages.push_back({r, p, 0, 0, {{p * (p + 1) / 2}, {r * (p + 1)}, {p + 1}}});
+  }
+  return ranks;
+}
+
+// Every rank has rows of a matrix, or columns, and all get the whole. `sizes`: of the parts.
+inline RanksOfExchange gathering_ranks(const std::vector<int64_t>& sizes, bool of_columns = false) {
+  const auto n = static_cast<int64_t>(sizes.size());
+  const int64_t whole = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
+  RanksOfExchange ranks(n);
+  int64_t begin = 0;
+  for (int64_t r = 0; r < n; begin += sizes[r++]) {
+    const Shape part = of_columns ? Shape{3, sizes[r]} : Shape{sizes[r], 3};
+    const Shape offsets = of_columns ? Shape{0, begin} : Shape{begin, 0};
+    ranks.inputs[r].push_back(values({part.data(), part.size()}, at::kFloat, r));
+    ranks.outputs[r].push_back(of_columns ? at::zeros({3, whole}) : at::zeros({whole, 3}));
+    for (int64_t p = 0; p < n; ++p) ranks.messages.push_back({r, p, 0, 0, {{0, 0}, offsets, part}});
   }
   return ranks;
 }

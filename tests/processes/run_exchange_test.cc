@@ -45,18 +45,6 @@ struct CountingBackend final : c10d::Backend {
   int all_gathers = 0, all_to_alls = 0;
 };
 
-// Every rank sends its row to all ranks, itself included; `sizes`: elements of the rows.
-RanksOfExchange gathering_ranks(const std::vector<int64_t>& sizes) {
-  RanksOfExchange ranks(kRanks);
-  int64_t begin = 0;
-  for (int64_t r = 0; r < kRanks; begin += sizes[r++]) {
-    ranks.inputs[r].push_back(values({sizes[r]}, at::kFloat, r));
-    ranks.outputs[r].push_back(at::zeros({sizes[0] + sizes[1] + sizes[2]}));
-    for (int64_t p = 0; p < kRanks; ++p) ranks.messages.push_back({r, p, 0, 0, {{0}, {begin}, {sizes[r]}}});
-  }
-  return ranks;
-}
-
 // What rank `r` got, and how often its backend was called.
 struct ResultsOfRank {
   at::Tensor waited_for, went_on;  // results
@@ -72,10 +60,6 @@ void run_on(int64_t r, const c10::intrusive_ptr<c10d::Store>& store, const Ranks
   job->one_host();
   GroupLinks links(job, "gloo", cpu, {});
   const auto calls = std::make_shared<CallsUnderWay>(job);
-  std::vector<Message> messages;
-  for (const Message& m : ranks.messages) {
-    if (m.sender == r || m.receiver == r) messages.push_back(m);
-  }
   CommCall call;
   call.group = &ranks.group;
   call.ranks = {r};
@@ -85,8 +69,8 @@ void run_on(int64_t r, const c10::intrusive_ptr<c10d::Store>& store, const Ranks
   const auto run = [&](int64_t number) {
     const at::Tensor output = at::zeros_like(ranks.outputs[r][0]);
     std::unique_lock numbering(link.numbering);
-    run_exchange({calls, cpu, link, call, Collective::kAllGather, number, 0, {}, std::move(numbering)}, messages,
-                 {ranks.inputs[r]}, {{output}}, /*may_all_gather=*/true);
+    run_exchange({calls, cpu, link, call, Collective::kAllGather, number, 0, {}, std::move(numbering)},
+                 ranks.messages_of(r), {ranks.inputs[r]}, {{output}}, /*may_all_gather=*/true);
     return output;
   };
   outcome.waited_for = run(1);
